@@ -155,7 +155,8 @@ class Cycle:
                 for i in inputs
             ]
             wait(taking)
-            return any(batch.result() for batch in taking)
+            has_taken = [batch.result() for batch in taking]  # one fails beside another's batch
+            return any(has_taken)
 
         return pass_on_beside(self._beside, take, pass_on, self._run.stopping.is_set)
 

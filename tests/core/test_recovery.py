@@ -234,7 +234,7 @@ def test_headers_are_read_as_they_were_written() -> None:
         "tracking": (),
     }
     assert parse_min_offsets(encode_min_offsets(offsets)) == offsets
-    assert parse_idle(encode_idle(decisions)) == decisions
+    assert parse_idle({IDLE: encode_idle(decisions)}) == decisions
 
 
 NO_OBJECTS = [None, b"", b"17", b"[]", b"null", b"{", b"\xff", b'{"a":NaN}']
@@ -285,7 +285,7 @@ def test_what_is_no_min_offsets_is_refused(header: bytes | None) -> None:
 )
 def test_what_is_no_idle_is_refused(header: bytes | None) -> None:
     with pytest.raises(ValueError, match=IDLE):
-        parse_idle(header)
+        parse_idle({IDLE: header})
 
 
 # -- the sink, read backwards

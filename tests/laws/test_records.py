@@ -3,6 +3,7 @@ fate."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,15 @@ from tests.support.topics import dead_letters, produce
 from watersmeet.audit.status import status
 from watersmeet.audit.validate import check_kafka, check_keys
 from watersmeet.lake import tables
-from watersmeet.operations.redrive import Redrive
+from watersmeet.operations.redrive import Redrive, Refused, redriven_in_bronze
 
 pytestmark = pytest.mark.promise("R9")
 
 NOT_UTF_8 = [(b"first", b"1"), (b"\xff\xfe", b"2"), (b"last", b"3")]
+
+CLAIMS = 8_000
+CLAIMS_S = 5.0
+"""Of the processor; they take a fiftieth of it."""
 
 
 def test_a_header_whose_name_is_not_utf_8_stops_no_source_and_costs_no_record(
@@ -109,6 +114,23 @@ def test_only_a_record_with_the_bytes_of_the_refused_one_counts_as_redriven(
     assert (redriven["found"], redriven["before"]) == (4 + 6 + 4, 4), (
         "what was refused again counts as one of its own"
     )
+
+
+@pytest.mark.promise("N50")
+def test_thousands_of_claims_of_one_record_cost_what_one_does(kafka: str, tmp_path: Path) -> None:
+    """Each hashed what came before it, so that 8,000 took minutes, of the run's own `keep`, too."""
+    river = River.make(kafka, tmp_path, "claims", partitions=1)
+    tracking = river.topic("tracking")
+    produce_raw(kafka, tracking, b"{", [])
+    claim = (b"watersmeet.redriven", tracking.encode() + b"/0/0")
+    produce_raw(kafka, tracking, b"{", [claim] * CLAIMS)
+    produce(kafka, river.topic("orders"), [(0, keyed("a", 10))])
+    river.finish("bronze")
+    refused = Refused(river.reader, river.settings.inputs[0])
+    began = time.process_time()
+    found = list(redriven_in_bronze(river.reader, refused, {0: (1, 2)}))
+    assert time.process_time() - began < CLAIMS_S
+    assert found == []
 
 
 def test_any_timestamp_that_a_producer_sends_is_kept_as_far_as_a_column_can(

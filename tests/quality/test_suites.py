@@ -44,6 +44,7 @@ SUITE: dict[str, Any] = {"name": "mine", "meta": {"table": "silver"}, "expectati
     ("text", "fault"),
     [
         ("{", "is not JSON (Expecting property name"),
+        ("[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
         ("[]", "is not a JSON object; write a suite"),
         (json.dumps({**SUITE, "name": " "}), "name: is missing or no text; give the suite a name"),
         (

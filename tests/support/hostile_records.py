@@ -74,6 +74,9 @@ REDRIVEN: Final = "watersmeet.redriven"
 LIES: Final = (b"9" * 5000, "²".encode(), b"", b"-1", b"\xff", b"99999999999999999999", b"0")
 """Offsets that a record may say it was redriven from."""
 
+HEADERS_BYTES: Final = MIB // 4
+"""What thousands of headers of a record have together."""
+
 NOT_UTF_8: Final = [(b"first", b"1"), (b"\xff\xfe", b"2")]
 
 FIRST_HOSTILE_ID, UNKNOWN_IDS = 9_000_000, (9_100_000, 9_100_001, 2**32 - 1)
@@ -151,6 +154,8 @@ class Producers:
         headers = rng.choice(
             [(), (), (), tuple(NOT_UTF_8), self._lie(), ((b"watersmeet.seq", b"9" * 5000),)]
         )
+        if headers and headers != tuple(NOT_UTF_8) and rng.random() < 0.1:
+            headers *= HEADERS_BYTES // sum(len(name + value) for name, value in headers)
         kafka_key = rng.choice([None, b"", b"\xff\x00", b"${env:HOME}", b"k" * 100])
         return Hostile(
             self._written(source, value),

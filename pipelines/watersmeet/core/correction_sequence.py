@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.columns import Booleans, times_ms
+from watersmeet.core.headers import header_json
 from watersmeet.core.inputs import InputId
 from watersmeet.core.sequence import (
     FORGOTTEN,
@@ -191,7 +191,7 @@ def parse_tail(headers: Mapping[str, Any]) -> CorrectionTail:
     """
     try:
         if FORGOTTEN in headers:
-            content = orjson.loads(headers[FORGOTTEN])
+            content = header_json(headers[FORGOTTEN])
             late = content["late"].encode()
             tenant = content["tenant"].encode()
             numbers = [content[name] for name in ("seq", "settled_at", "u")]

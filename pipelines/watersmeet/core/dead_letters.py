@@ -15,6 +15,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.core.headers import header_json
 from watersmeet.core.reading import record_bytes
 from watersmeet.core.redriven import REDRIVEN
 from watersmeet.core.types import HEADERS
@@ -164,8 +165,8 @@ def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
     Raises ValueError where it is missing, or is not one.
     """
     try:
-        numbers = orjson.loads(headers[header])
-    except (KeyError, TypeError, orjson.JSONDecodeError):
+        numbers = header_json(headers[header])
+    except (KeyError, TypeError, ValueError):
         numbers = None
     if not isinstance(numbers, dict) or not all(
         type(number) is int and 0 <= number < 2**63 for number in numbers.values()

@@ -35,7 +35,7 @@ from watersmeet.core.json_text import (
     parse_object,
 )
 from watersmeet.core.paths import Path, paths_text
-from watersmeet.core.redriven import REDRIVEN, redriven_offsets
+from watersmeet.core.redriven import REDRIVEN, redriven_offset
 from watersmeet.core.repeated import ID
 from watersmeet.core.times import EPOCH, LAST_EVENT_TIME_MS, parse_iso_8601, time_zone
 from watersmeet.core.types import HEADERS, NO_TENANT, TENANT, schema_of
@@ -264,8 +264,8 @@ def _redriven_from(kafka: pa.Table) -> pa.Array:
             kafka[name][row].as_py() for name in ("topic", "partition", "offset")
         )
         own_headers = [(header["key"], header["value"]) for header in headers[row].as_py()]
-        claims = [at for at, _ in redriven_offsets(topic, partition, own_headers) if at < offset]
-        redriven[row] = claims[-1] if claims else None
+        claim = redriven_offset(topic, partition, offset, own_headers)
+        redriven[row] = None if claim is None else claim[0]
     return pa.array(redriven, REDRIVEN_FROM.type)
 
 

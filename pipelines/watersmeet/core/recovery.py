@@ -41,7 +41,6 @@ no others; otherwise it is refused.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
@@ -50,6 +49,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
+from watersmeet.core.headers import MAX_HEADER_BYTES, header_json, packed
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.sequence import (
     IDLE,
@@ -231,18 +231,18 @@ def recovery_headers(
 ) -> list[tuple[str, bytes]]:
     """Return a message's headers from which a lost lake is recovered, of `RECOVERY_BYTES` at most.
 
-    Where they would have more, the message says instead that it does not have them (`NO_RECOVERY`).
+    Where they would have more, or idle decisions more than whoever reads them unpacks, the message
+    says instead that it does not have them (`NO_RECOVERY`).
     """
     headers = [(MIN_OFFSETS, encode_min_offsets(min_offsets))]
+    text = encode_idle(idle)
     if idle:
-        text = encode_idle(idle)
-        headers.append(
-            (IDLE, text) if len(text) <= PLAIN_BYTES else (IDLE_PACKED, zlib.compress(text))
-        )
+        headers.append((IDLE, text) if len(text) <= PLAIN_BYTES else (IDLE_PACKED, packed(text)))
     headers.append((RULES, ",".join(sorted(rules)).encode()))
     lived_header = [(LIVED, b"true")] if is_lived else []
     size = sum(len(name) + len(content) for name, content in [*headers, *lived_header])
-    return [*(headers if size <= RECOVERY_BYTES else [(NO_RECOVERY, b"%d" % size)]), *lived_header]
+    fits = size <= RECOVERY_BYTES and len(text) <= MAX_HEADER_BYTES
+    return [*(headers if fits else [(NO_RECOVERY, b"%d" % size)]), *lived_header]
 
 
 def _encoded(decision: IdleDecision) -> list[Any]:
@@ -273,23 +273,16 @@ def parse_min_offsets(header: bytes | None) -> dict[str, int]:
     return by_source
 
 
-def parse_idle(header: bytes | None) -> dict[str, tuple[IdleDecision, ...]]:
-    """Return what `encode_idle` encoded.
+def parse_idle(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecision, ...]]:
+    """Return the idle decisions that a message with these headers has, compressed or not.
 
-    Raise ValueError where the header is no such thing.
+    Raise ValueError where a header is not what `recovery_headers` makes.
     """
-    by_source = _by_source(header, IDLE, _are_decisions)
-    return {source: tuple(starmap(_decoded, decided)) for source, decided in by_source.items()}
-
-
-def _idle_of(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecision, ...]]:
-    """Return the idle decisions that a message has, compressed or not."""
-    if IDLE_PACKED not in headers:
-        return parse_idle(headers[IDLE]) if IDLE in headers else {}
-    try:
-        return parse_idle(zlib.decompress(headers[IDLE_PACKED] or b""))
-    except zlib.error:
-        raise ValueError(f"{IDLE_PACKED} is not compressed with zlib") from None
+    for name in (IDLE_PACKED, IDLE):
+        if name in headers:
+            by_source = _by_source(headers[name], name, _are_decisions)
+            return {source: tuple(starmap(_decoded, each)) for source, each in by_source.items()}
+    return {}
 
 
 def _decoded(
@@ -345,7 +338,7 @@ def sink_state(
             raise NotToldError
         if since is None and MIN_OFFSETS in headers:
             begin = parse_min_offsets(headers[MIN_OFFSETS])
-            decisions = _idle_of(headers)
+            decisions = parse_idle(headers)
             rules = parse_rules(headers[RULES]) if RULES in headers else frozenset()
             is_lived = LIVED in headers
             closed_at = message.closed_at
@@ -373,11 +366,11 @@ def _last_position(message: ReadBack, longest_ms: int) -> int:
 
 def _by_source(header: bytes | None, name: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
     try:
-        value = orjson.loads(header or b"")
-    except orjson.JSONDecodeError:
-        value = None
+        value = header_json(header, is_packed=name == IDLE_PACKED)
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be read: {error}") from None
     if not isinstance(value, dict) or not all(map(fits, value.values())):
-        raise ValueError(f"{name} is not what a message of Watersmeet says by source: {header!r}")
+        raise ValueError(f"{name} is not what a message of Watersmeet says by source")
     return value
 
 

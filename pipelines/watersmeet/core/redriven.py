@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 REDRIVEN = "watersmeet.redriven"
@@ -15,22 +15,23 @@ _TOO_MANY_DIGITS: Final = 20
 Headers: TypeAlias = Sequence[tuple[str, "bytes | None"]]
 
 
-def redriven_offsets(topic: str, partition: int, headers: Headers) -> Iterator[tuple[int, int]]:
-    """Yield the offsets of the refused records that a record with these headers claims to be.
+def redriven_offset(
+    topic: str, partition: int, at: int, headers: Headers
+) -> tuple[int, int] | None:
+    """Return the offset of the refused record that the record at an offset claims to be.
 
-    Only records that were in this partition of the topic count. Each offset comes with the number
-    of headers that the record had then. Anybody who writes to the topic may make the claim:
-    `fingerprint` tells whether it is true.
+    It comes with the number of headers that the refused record had. None where there is no claim,
+    or one of another partition, or of what does not come before. The last header that makes a claim
+    counts, since a redrive adds its own behind all others. Anybody who writes to the topic may make
+    one: `fingerprint` tells whether it is true.
     """
-    for count, (name, value) in enumerate(headers):
-        of, _, offset = (value or b"").decode(errors="replace").rpartition("/")
-        if (
-            name == REDRIVEN
-            and of == f"{topic}/{partition}"
-            and offset.isdecimal()
-            and len(offset) < _TOO_MANY_DIGITS
-        ):
-            yield int(offset), count
+    claims = [count for count, (name, _) in enumerate(headers) if name == REDRIVEN]
+    if not claims:
+        return None
+    of, _, offset = (headers[claims[-1]][1] or b"").decode(errors="replace").rpartition("/")
+    is_number = offset.isdecimal() and len(offset) < _TOO_MANY_DIGITS
+    is_before = is_number and of == f"{topic}/{partition}" and int(offset) < at
+    return (int(offset), claims[-1]) if is_before else None
 
 
 def fingerprint(key: bytes | None, value: bytes | None, headers: Headers) -> bytes:

@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 import orjson
 import pyarrow as pa
 
+from watersmeet.core.headers import header_json
 from watersmeet.core.types import HEADERS
 
 SEQ = "watersmeet.seq"
@@ -176,7 +177,7 @@ def parse_tail(headers: Mapping[str, Any]) -> SequenceTail:
             closed = closing(headers)
             tenant = headers.get(TENANT, b"").decode()
         else:
-            content = orjson.loads(headers[FORGOTTEN])
+            content = header_json(headers[FORGOTTEN])
             seq = header_number(content["seq"])
             identity = content["id"]
             due, closed_at = (

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import orjson
 import pyarrow as pa
 
 import watersmeet
@@ -118,7 +119,7 @@ class Commit:
     def parse(metadata: str | None) -> Commit | None:
         """Return the commit with this `metadata`; None where the text is not a commit's."""
         try:
-            fields = json.loads(metadata or "")
+            fields = orjson.loads(metadata or "")
             own = fields["application"], fields["token"], fields["number"]
         except (ValueError, TypeError, LookupError):
             return None

@@ -26,7 +26,7 @@ from watersmeet.core.columns import Int64s, int64s
 from watersmeet.core.dead_letters import redrive_messages
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import KEYED_BY, Reason, merge_keys
-from watersmeet.core.redriven import fingerprint, redriven_offsets
+from watersmeet.core.redriven import fingerprint, redriven_offset
 from watersmeet.core.repartition import murmur2
 from watersmeet.errors import ConfigurationError, TransactionTimeoutError
 from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
@@ -350,6 +350,6 @@ def _claims(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:
         *(rows[name].to_pylist() for name in ("partition", "offset", "headers")), strict=True
     ):
         header_pairs = [(header["key"], header["value"]) for header in headers or ()]
-        yield from (
-            (partition, at, *claim) for claim in redriven_offsets(topic, partition, header_pairs)
-        )
+        claim = redriven_offset(topic, partition, at, header_pairs)
+        if claim is not None:
+            yield (partition, at, *claim)

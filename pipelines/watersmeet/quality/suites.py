@@ -133,7 +133,7 @@ def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
     """Return the suite of a file, once for each table that it is about."""
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         fault = Problem(f"is not JSON ({error})", fix="write a suite of Great Expectations")
         raise _refusal(file, fault) from None
     if (wrong := _fault(document, settings)) is not None:
