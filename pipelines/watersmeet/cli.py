@@ -666,17 +666,29 @@ def _ended_by_signals() -> Iterator[None]:
 
     An engine may take long to start, and owns nothing yet. Spark installs a handler of SIGINT of
     its own on the way, which raises KeyboardInterrupt; afterwards the signals do what they did
-    before.
+    before. Where Python ignores exceptions (in a hook of a fork, or a finalizer), a signal ends the
+    command a moment later.
     """
+
+    def hear_again(ignored: sys.UnraisableHookArgs) -> None:
+        """Raise what a handler has raised once more, outside of what has ignored it."""
+        if isinstance(ignored.exc_value, SystemExit | KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        else:
+            report_ignored(ignored)
+
+    report_ignored, sys.unraisablehook = sys.unraisablehook, hear_again
     handlers = {
         number: signal.signal(number, lambda *_: sys.exit())
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     }
     try:
         yield
     except KeyboardInterrupt:
         sys.exit()
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = report_ignored
         for number, handler in handlers.items():
             signal.signal(number, handler)
 

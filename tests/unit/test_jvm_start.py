@@ -57,6 +57,32 @@ def test_a_signal_ends_a_jvm_that_is_not_ready_yet(number: signal.Signals, tmp_p
                 process.kill()
 
 
+IGNORED = """
+import os, signal, subprocess, time
+from watersmeet.cli import _ended_by_signals
+with _ended_by_signals():
+    os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.{number}))
+    # With a function for the child, as pyspark starts its JVM, the process forks.
+    subprocess.run(["true"], preexec_fn=lambda: None)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.promise("N16")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_heard_though_it_comes_where_python_ignores_exceptions(
+    number: signal.Signals,
+) -> None:
+    """In a hook of a fork, for instance, of which a start has several."""
+    ended = subprocess.run(
+        [sys.executable, "-c", IGNORED.format(number=number.name)],
+        stderr=subprocess.PIPE,
+        timeout=30,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 @pytest.mark.promise("N16")
 def test_sparks_handler_of_ctrl_c_ends_a_start_like_our_own() -> None:
     with pytest.raises(SystemExit) as ended, _ended_by_signals():
