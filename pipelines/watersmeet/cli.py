@@ -557,7 +557,7 @@ def reset(
     from watersmeet.run import LAYERS, Run
     from watersmeet.running.generations import Jump, targets_of
     from watersmeet.running.owner import Owner
-    from watersmeet.running.taking_up import read_last_messages
+    from watersmeet.running.taking_up import read_last_published
 
     settings = load_settings(config)
     target = parse_target(to)
@@ -575,7 +575,7 @@ def reset(
                 jump.commit()
         else:
             owner = Owner(this_run.engine)  # without a lease: it only reads
-            sink_tails = read_last_messages(lake_settings, partitions)
+            sink_tails = read_last_published(owner.engine.reader, lake_settings, partitions)
             jump = Jump(owner, lake_settings, partitions, str(target), targets, sink_tails)
             facts = {**jump.preview(), "done": False}
     answer(facts, as_json, show.reset_view)

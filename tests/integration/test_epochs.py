@@ -241,6 +241,23 @@ def test_a_schema_that_does_not_fit_the_one_before_is_refused_with_its_path(
     river.finish()
 
 
+def test_what_never_changes_is_no_change_of_rules_and_is_refused(
+    kafka: str, tmp_path: Path
+) -> None:
+    river = River.make(kafka, tmp_path, "other-name", lake=EMBEDDED)
+    river.flow()
+    river.finish()
+    name = river.config["name"]
+    river.config["name"] = "another"
+    river.write()
+    for apply in (False, True):
+        assert name in here(river, "evolve", *(["--apply"] if apply else []), exit_code=2)
+    river.config["name"] = name
+    river.config["merge"]["timeout"] = "7m"
+    river.write()
+    assert evolve(river)["applied"]
+
+
 def _inner(name: str) -> dict[str, Any]:
     inner = {"type": "object", "properties": {name: {"type": "integer"}}}
     return {"type": "array", "items": inner}

@@ -262,6 +262,22 @@ def test_who_only_looks_at_a_jump_decides_nothing_and_is_told_what_is_not_out(
     assert (said["open_records_closed"], said["unpublished_records_closed"]) == (1, 5)
 
 
+@pytest.mark.promise("B123")
+def test_who_looks_at_a_jump_over_a_sink_that_retention_has_emptied_is_told_what_is_not_out(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = Life.make(kafka, tmp_path)
+    life.both(*pairs(0), (None, FAR))
+    life.run()
+    delete_records(kafka, life.river.sink, 0, -1)
+    said = json.loads(life.call("reset", "--to", "earliest", "--json"))
+    assert said["unpublished_records_closed"] == 0
+    life.both(*pairs(FAR + 1, 3), (None, 2 * FAR))
+    life.run("bronze", "silver")
+    said = json.loads(life.call("reset", "--to", "earliest", "--json"))
+    assert said["unpublished_records_closed"] == 3
+
+
 @pytest.mark.promise("N121")
 def test_a_key_that_was_forgotten_does_not_come_back_by_reading_again(
     kafka: str, tmp_path: Path

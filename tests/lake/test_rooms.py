@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from watersmeet.lake.identity import (
     differences,
     identity,
     keep_identity,
+    keep_moved,
+    kept_facts,
 )
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
@@ -168,6 +171,19 @@ def test_what_a_lake_was_begun_with_stays(folder_store: Store) -> None:
             keep_identity(asked, folder_store.append, settings, {**FACTS, field_: value})
         assert said in str(refused.value)
         assert differences(asked, {**FACTS, field_: value}) == [refused.value.problem]
+
+
+def test_of_a_fact_the_one_that_was_kept_last_holds_whatever_the_clocks_of_hosts_say(
+    folder_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, settings = folder_store.reader, folder_store.settings
+    folder_store.create("configuration")
+    keep_identity(asked, folder_store.append, settings, FACTS)
+    for name in "bcd":
+        monkeypatch.setattr(time, "time_ns", lambda: 5_000_000)  # far behind
+        moved = {**FACTS, "sources.orders.topic": f"orders ({name})"}
+        keep_moved(asked, folder_store.append, settings, moved)
+        assert kept_facts(asked)["sources.orders.topic"] == f"orders ({name})"
 
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -268,7 +268,7 @@ def reset_view(answer: dict[str, Any]) -> Group:
 
 def evolve_view(answer: dict[str, Any]) -> Group | str:
     """Return what changes in the rules of a lake, or has changed."""
-    if not answer["changes"]:
+    if not answer["changes"] and not answer["problems"]:
         return (
             f"the lake has these rules, in epoch {answer['epoch']} from batch "
             f"{answer['from_batch']:,} on"

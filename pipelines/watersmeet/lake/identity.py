@@ -96,20 +96,20 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
     `topic_ids`: Kafka's identity of each source's topic that exists; a topic that was made again
     has another one.
     """
-    facts = {
-        "name": settings.name,
-        "partitions": str(partitions),
-        "sources": ", ".join(settings.sources),
-    }
+    facts = {"partitions": str(partitions)}
     for name, source in settings.sources.items():
-        facts |= {
-            f"sources.{name}.topic": ", ".join(
-                f"{topic} ({topic_ids.get(topic, 'missing')})" for topic in source.topics
-            ),
-            f"sources.{name}.format": f"{source.format}, with a registry"
-            if source.registry
-            else source.format,
-        }
+        facts[f"sources.{name}.topic"] = ", ".join(
+            f"{topic} ({topic_ids.get(topic, 'missing')})" for topic in source.topics
+        )
+    return {**configured_identity(settings), **facts}
+
+
+def configured_identity(settings: Settings) -> dict[str, str]:
+    """Return those facts of `identity` that the configuration alone says."""
+    facts = {"name": settings.name, "sources": ", ".join(settings.sources)}
+    for name, source in settings.sources.items():
+        is_in_registry = ", with a registry" if source.registry else ""
+        facts[f"sources.{name}.format"] = f"{source.format}{is_in_registry}"
     return {**facts, **_tenants(settings)}
 
 
@@ -161,7 +161,7 @@ def keep_moved(
     For the lake's owner, where topics have moved.
     """
     kept = _kept(reader)
-    now = time.time_ns() // 1_000_000
+    now = _next_ms(reader)
     changed = [(field, value, now) for field, value in facts.items() if kept.get(field) != value]
     if changed:
         rows = tables.layout(settings)[tables.CONFIGURATION].rows(changed)
@@ -194,7 +194,7 @@ def keep_facts(
     table = tables.layout(settings)[tables.CONFIGURATION]
     for _ in range(_ATTEMPTS):
         kept = _kept(reader)
-        now = time.time_ns() // 1_000_000
+        now = _next_ms(reader)
         missing = [
             (name, value, now)
             for name, value in facts.items()
@@ -218,6 +218,12 @@ def _check(kept: Mapping[str, str], facts: Mapping[str, str]) -> None:
         what, where, fix = changed[0]
         more = f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""
         raise ConfigurationError(what, where, fix + more)
+
+
+def _next_ms(reader: TableReader) -> int:
+    """Return the time (epoch ms), after that of every row, though clocks of hosts differ."""
+    last = reader.summary(tables.CONFIGURATION, [], {"last": ("max", "decided_at")})["last"][0]
+    return max(time.time_ns() // 1_000_000, (last.as_py() or 0) + 1)
 
 
 def _kept(reader: TableReader) -> dict[str, str]:

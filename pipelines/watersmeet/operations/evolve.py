@@ -36,6 +36,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.commits import EVOLVING
 from watersmeet.lake.epochs import Epochs, changes, epoch_row, read_epochs, rerouted
 from watersmeet.lake.generations import read_generations
+from watersmeet.lake.identity import configured_identity, differences
 from watersmeet.lake.lease import EVOLVE, change_under_way
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import bronze_ends, dropped_in_lake, finders
@@ -68,7 +69,7 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
     epochs = read_epochs(reader, settings)
     last = last_batch(reader, settings)
     changed = changes(epochs, settings)
-    problems = [
+    problems = differences(reader, configured_identity(settings)) or [
         *_problems(epochs, settings, changed),
         *_too_early(reader, changed, last, epochs, settings),
         *_told_by_order(reader, epochs, settings),

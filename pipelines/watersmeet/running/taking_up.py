@@ -6,6 +6,7 @@ The messages say how far the partitions are, and where and by which rules to rea
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Message
@@ -18,6 +19,8 @@ from watersmeet.errors import ConfigurationError, ForeignMessageError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import Publisher, sequence_tail
 from watersmeet.kafka.reading import headers_of, read_backwards, read_tails
+from watersmeet.lake.published import last_published
+from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 
 COUNTED_RULES: Final = (
@@ -74,6 +77,21 @@ def read_last_messages(settings: Settings, partitions: int) -> dict[int, Sequenc
     return {
         p: sequence_tail(message, parse_tail)
         for p, message in read_tails(settings.kafka, topic, partitions).items()
+    }
+
+
+def read_last_published(
+    reader: TableReader, settings: Settings, partitions: int
+) -> dict[int, SequenceTail]:
+    """Return the last message that each partition of the sink has had, as far as the lake knows.
+
+    That is the one in `published` where retention has emptied the partition, or where a message
+    that is not there counts as published.
+    """
+    noted, tails = last_published(reader), read_last_messages(settings, partitions)
+    return {
+        p: max((seen[p] for seen in (tails, noted) if p in seen), key=attrgetter("seq"))
+        for p in noted.keys() | tails.keys()
     }
 
 
