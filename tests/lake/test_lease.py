@@ -17,12 +17,14 @@ import pyarrow as pa
 import pytest
 from deltalake.exceptions import CommitFailedError
 
-from tests.lake.conftest import Store
+from tests.lake.conftest import Store, settings_for
 from tests.support.panics import PanicException
 from watersmeet.errors import LeaseLostError, LeaseTakenError, WatersmeetError
 from watersmeet.lake import lease as leasing
+from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.lease import RENEWAL_S, SILENCE_S, Entry, Lease, is_dead
+from watersmeet.lake.location import Lake
 from watersmeet.lake.process import process_table, start_ticks
 
 
@@ -352,13 +354,31 @@ def test_an_owner_in_another_process_namespace_with_the_same_host_name_is_never_
         owner.wait()
 
 
+@pytest.mark.promise("O2")
+def test_lakes_that_share_their_checkpoints_know_their_own_owners(
+    leases: Store, tmp_path: Path
+) -> None:
+    shared = str(leases.settings.checkpoints)
+    lake = Lake(settings_for(tmp_path, lake=str(tmp_path / "another"), checkpoints=shared))
+    another = Store(lake, DeltaRsReader(lake), tmp_path / "another", None)
+    another.create("leases")
+    silent, living = lease(leases, "bronze"), lease(another, "bronze")
+    silent.take()
+    living.take()
+    assert silent.token == living.token
+    lease(leases, "bronze", time=Time(meanwhile=living.renew)).take()
+    with pytest.raises(LeaseTakenError):
+        lease(another, "bronze", time=Time(meanwhile=living.renew)).take()
+    assert living._files.exists(living._path(living._id))
+
+
 @pytest.mark.promise("O13")
 def test_an_owner_whose_renewal_crossed_a_takeover_learns_it_from_the_table(leases: Store) -> None:
     first = lease(leases, "bronze")
     first.take()
     second = lease(leases, "bronze")
     second.take()
-    renewal = Path(str(leases.settings.checkpoints), "_leases", str(first.token))
+    renewal = Path(str(leases.settings.checkpoints), "_leases", first._id)
     assert not renewal.exists()
     renewal.write_text("a renewal that was under way")
     renewed = [first.renew() for _ in range(5)]

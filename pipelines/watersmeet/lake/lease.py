@@ -2,7 +2,7 @@
 
 The table `leases` is a list of entries, numbered without a gap; Delta lets one of two writers of
 the same number through. An entry says that layers were taken, with its number as the fencing token,
-or released. The owner renews a file of its token every few seconds. A newcomer that finds a layer
+or released. The owner renews a file of its own every few seconds. A newcomer that finds a layer
 taken watches that file. If it changes, the newcomer is refused. If it stays the same for
 `SILENCE_S`, or the owner is certainly dead, the newcomer takes over and removes the file.
 
@@ -76,6 +76,11 @@ class Entry(NamedTuple):
     namespace: str | None = None
     started: int | None = None
     jvm_started: int | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the owner, which names its file: no other lake has the same one."""
+        return self.holder.rpartition(" ")[2]
 
     @property
     def change(self) -> str | None:
@@ -193,8 +198,8 @@ class Lease:
             if not self._claim(next_entry if next_entry > 1 else largest_known() + 1):
                 continue
             self._write_renewal()
-            for token in owners:
-                self._files.delete(self._path(token))
+            for owner in owners.values():
+                self._files.delete(self._path(owner.id))
             if self.renews:
                 self._renewing = threading.Thread(
                     target=self._keep_renewing, name="lease", daemon=True
@@ -218,7 +223,7 @@ class Lease:
         last, next_entry = self._last()
         if all(entry.token == self.token for entry in last.values()):
             self._append(next_entry, RELEASED, self.token)
-        self._files.delete(self._path(self.token))
+        self._files.delete(self._path(self._id))
 
     def check(self) -> None:
         """Raise LeaseLostError where another process has taken over.
@@ -239,14 +244,14 @@ class Lease:
         entry is in `leases`. So a renewal that makes the file anew finds the entry at its next
         check, and removes the file again.
         """
-        is_there = self._renewal(self.token) is not None
+        is_there = self._renewal(self._id) is not None
         self._write_renewal()
         self._renewals += 1
         try:
             if not is_there or self._renewals % _CHECK_EVERY == 0:
                 self.check()
         except LeaseLostError:
-            self._files.delete(self._path(self.token))
+            self._files.delete(self._path(self._id))
             self.on_lost()
             return False
         return True
@@ -297,12 +302,12 @@ class Lease:
 
         Raises LeaseTakenError where it is alive.
         """
-        seen = self._renewal(owner.token)
+        seen = self._renewal(owner.id)
         for _ in range(round(SILENCE_S / _LOOK_S)):
             if self.is_dead(owner):
                 return
             self.sleep_s(_LOOK_S)
-            now = self._renewal(owner.token)
+            now = self._renewal(owner.id)
             if now not in (seen, None):
                 raise LeaseTakenError(
                     owner.layer, self.lake.location, owner.host, owner.pid, owner.change
@@ -318,14 +323,14 @@ class Lease:
                 if not self.renew():
                     return
 
-    def _renewal(self, token: int) -> str | None:
-        return self._files.read_text(self._path(token))
+    def _renewal(self, owner_id: str) -> str | None:
+        return self._files.read_text(self._path(owner_id))
 
     def _write_renewal(self) -> None:
-        self._files.write_text(self._path(self.token), f"{self._holder} {time.time_ns()}")
+        self._files.write_text(self._path(self._id), f"{self._holder} {time.time_ns()}")
 
-    def _path(self, token: int) -> str:
-        return f"{self.lake.settings.checkpoints}/_leases/{token}"
+    def _path(self, owner_id: str) -> str:
+        return f"{self.lake.settings.checkpoints}/_leases/{owner_id}"
 
 
 def _jvm_pid() -> int | None:
