@@ -106,7 +106,7 @@ class Run:
         """
         if unusable := check_options(self.settings.kafka):
             raise ConfigurationError(*unusable[0])
-        for registry in self.settings.registries.values():
+        for registry in self.settings.registries.values() if "bronze" in self.layers else ():
             Registry(registry).check_options()
         self.reporter.begin(f"waits for Kafka at {self.settings.kafka.bootstrap_servers}")
         cluster = Cluster(self.settings.kafka)

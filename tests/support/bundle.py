@@ -211,6 +211,12 @@ class Bundle:
                 ]
                 if "pypi" in library and library["pypi"]["package"] not in extras:
                     yield f"{what}: {library['pypi']['package']} is not what the package asks for"
+            packages = [
+                each["pypi"]["package"] for each in task.get("libraries", []) if "pypi" in each
+            ]
+            needed = {"run bronze": "registry", "check": "quality"}.get(_words(task))
+            if needed and not {*self.project.optional_dependencies[needed]} <= {*packages}:
+                yield f"{what}: lacks packages of the extra {needed}"
         for name, job in self.jobs.items():
             keys = [task["task_key"] for task in job["tasks"]]
             yield from (
@@ -315,6 +321,8 @@ class Bundle:
             yield "prod does not run as the service principal"
         if not prod.get("permissions"):
             yield "prod says nothing about permissions"
+        if any("current_user" in str(each) for each in prod.get("permissions", [])):
+            yield "prod takes whoever deploys it for a person, or for a service principal"
         for kind in ("schemas", "volumes"):
             for name in self.resources[kind]:
                 kept = (

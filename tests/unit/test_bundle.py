@@ -135,7 +135,7 @@ PLANTED: list[tuple[Change, str]] = [
         _set(["READ"], *PROD, "resources", "volumes", "files", "grants", 0, "privileges"),
         "volumes files in prod",
     ),
-    (_set("CAN_FLY", *PROD, "permissions", 1, "level"), "permissions in prod"),
+    (_set("CAN_FLY", *PROD, "permissions", 0, "level"), "permissions in prod"),
     (_set({"principal": "x"}, *PROD, "run_as"), "run_as in prod"),
     (_set(["tests"], "top", "syncs"), "databricks.yml: unknown field syncs"),
     (_set("x", *PROD, "runas"), "target prod: unknown field runas"),
@@ -246,6 +246,14 @@ PLANTED: list[tuple[Change, str]] = [
     (_set(True, *PROD, "default"), "the default target is"),
     (_drop(*PROD, "run_as"), "prod does not run as the service principal"),
     (_drop(*PROD, "permissions"), "prod says nothing about permissions"),
+    (
+        _set("${workspace.current_user.userName}", *PROD, "permissions", 0, "user_name"),
+        "prod takes whoever deploys it for a person",
+    ),
+    (
+        _drop(*JOBS, "bronze", "tasks", 0, "libraries", 1),
+        "bronze.bronze: lacks packages of the extra registry",
+    ),
     (
         _drop(*PROD, "resources", "schemas", "lake", "lifecycle"),
         "prod would let schemas lake be destroyed",

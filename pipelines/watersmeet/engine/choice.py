@@ -10,6 +10,7 @@ from watersmeet.engine import Engine
 from watersmeet.errors import missing_package
 from watersmeet.lake.location import Lake
 from watersmeet.lake.store import check_openable
+from watersmeet.lake.tables import Table
 from watersmeet.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,15 +36,26 @@ def open_engine(settings: Settings, external_tables: Mapping[str, Lake] | None =
 def create_tables(engine: Engine) -> None:
     """Create every table of the lake's layout that is its own and does not exist; those that do
     stay as they are.
+
+    Layers that start in processes of their own may all create the tables.
     """
     lake = engine.lake
+
+    def create(table: Table) -> None:
+        """Create a table, unless another process does."""
+        try:
+            engine.create(table)
+        except Exception:  # each catalog has its own word for a name that is taken meanwhile
+            if not engine.reader.exists(table.name):
+                raise
+
     missing = [
         table
         for table in lake.layout.values()
         if table.name not in lake.external_tables and not engine.reader.exists(table.name)
     ]
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(engine.create, missing))
+        list(pool.map(create, missing))
 
 
 def _spark_engine(lake: Lake) -> SparkEngine:

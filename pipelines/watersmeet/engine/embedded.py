@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from deltalake import (
     WriterProperties,
     write_deltalake,
 )
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
 from watersmeet.core.merge import applied, kept, new_rows
@@ -231,16 +231,15 @@ class EmbeddedEngine(Polling):
 
     def create(self, table: Table) -> None:
         """See `Engine.create`."""
-        with suppress(CommitFailedError):  # another process makes it, too
-            DeltaTable.create(
-                self.reader.uri(table.name),
-                table.schema,
-                mode="ignore",
-                partition_by=list(table.partitioned_by),
-                configuration=dict(table.properties),
-                storage_options=dict(self.lake.storage),
-                raise_if_key_not_exists=False,  # for `watersmeet.layout`, a key of our own
-            )
+        DeltaTable.create(
+            self.reader.uri(table.name),
+            table.schema,
+            mode="ignore",
+            partition_by=list(table.partitioned_by),
+            configuration=dict(table.properties),
+            storage_options=dict(self.lake.storage),
+            raise_if_key_not_exists=False,  # for `watersmeet.layout`, a key of our own
+        )
 
     def evolve_schema(self, table: Table) -> None:
         """See `Engine.evolve_schema`."""

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from watersmeet.core.types import TIME, columns_ddl
@@ -88,10 +88,13 @@ class SparkWriter:
             self.spark.sql(statement)
 
     def _create_schema(self, name: str) -> None:
-        """Create a schema once, though several tables are created at a time."""
+        """Create a schema once, though several tables are created at a time, and by others."""
         with self._creates_schema:
-            if not self.spark.catalog.databaseExists(name):
+            try:
                 self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name}")
+            except PySparkException:
+                if not self.spark.catalog.databaseExists(name):
+                    raise
 
     def evolve_schema(self, table: Table) -> None:
         """See `Engine.evolve_schema`."""
@@ -100,7 +103,11 @@ class SparkWriter:
 
     def create_view(self, name: str, query: str) -> None:
         """See `Engine.create_view`."""
-        self.spark.sql(f"CREATE OR REPLACE VIEW {self.lake.address(name)} AS {query}")
+        statement = f"CREATE OR REPLACE VIEW {self.lake.address(name)} AS {query}"
+        try:
+            self.spark.sql(statement)
+        except PySparkException:  # another process has made it meanwhile, perhaps: then replace it
+            self.spark.sql(statement)
 
     def append(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None = None) -> None:
         """See `Engine.append`."""
