@@ -20,25 +20,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
-import psutil
 
 import tests.conftest  # noqa: F401  # quick starts
 from tests.faults.command import brokered, say
 from tests.support.cases import SOURCES, expected_late, expected_messages
 from tests.support.commands import here
 from tests.support.hostile_records import (
+    HEAVY,
     HOSTILE_SCHEMAS,
     MAX_RECORD_BYTES,
     READER,
     WRITERS,
     Hostile,
+    Make,
     Producers,
 )
 from tests.support.hostile_registry import HostileGate
 from tests.support.lakes import late_of
+from tests.support.memory import JVM, PYTHON, Peaks
 from tests.support.raw_producer import produce_raw
 from tests.support.registry import TestRegistry
 from tests.support.repeating import repeating
@@ -58,8 +60,9 @@ from watersmeet.operations.redrive import Redrive
 
 LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
 
-MEMORY_BYTES = {"embedded": 2048 * 2**20, "spark": 4096 * 2**20}
-"""What all processes of a run may have together, each shared page counted once."""
+MEMORY_BYTES = {PYTHON: 2048 * 2**20, JVM: 3072 * 2**20}
+"""What all processes of a run may have together, and so each of them: Python's on both engines;
+with Spark, its JVM, whose heap has 2 GiB."""
 
 STOP_S = 10.0
 """Within that a run must end when it is asked to, on a machine that has a processor for whoever
@@ -69,6 +72,21 @@ STARTING_S = 3.0
 """Until then a process may not have come as far as to listen to signals."""
 
 CONNECTIONS = 200
+
+Attack = Callable[["Siege"], None]
+
+ATTACKS: Final[dict[Attack, float]] = {}
+"""What goes on beside a run, and how often of all that does."""
+
+
+def attack(often: float) -> Callable[[Attack], Attack]:
+    """A method of `Siege` that does one thing to a run, and returns."""
+
+    def add(method: Attack) -> Attack:
+        ATTACKS[method] = often
+        return method
+
+    return add
 
 
 @dataclass
@@ -84,13 +102,15 @@ class Siege:
     sent: dict[tuple[int, str, int], Hostile] = field(default_factory=dict)
     """What is at each offset of a partition of an input."""
     problems: list[str] = field(default_factory=list)
-    most_bytes: int = 0
+    peaks: Peaks = field(default_factory=Peaks)
     longest_stop_s: float = 0.0
     stops: int = 0
     _connections: list[socket.socket] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
         """Sends, attacks and stops for so long, then lets a run take what is left."""
+        for heavy in HEAVY:
+            self.flow(heavy)
         end = time.monotonic() + seconds
         while not self.problems and (left := end - time.monotonic()) > 0:
             self._suffer(min(left, self.rng.uniform(1, 25 if self.engine == "embedded" else 60)))
@@ -102,7 +122,7 @@ class Siege:
 
     def _suffer(self, seconds: float) -> None:
         """A run that is asked to stop after some seconds in which all goes on."""
-        self.flow(with_bomb=self.rng.random() < 0.25)
+        self.flow(self.rng.choice(HEAVY) if self.rng.random() < 0.25 else None)
         process, began = self.river.run(), time.monotonic()
         with self._watched(process):
             while (lasted := time.monotonic() - began) < seconds and process.process.poll() is None:
@@ -131,16 +151,18 @@ class Siege:
             )
 
     def _attack(self) -> None:
-        choice = self.rng.random()
-        if choice < 0.6:
-            self.flow()
-        elif choice < 0.75:
-            self.gate.mood = self.rng.choice([None, *self.gate.moods])
-        elif choice < 0.9:
-            self._connect()
-        else:
-            self._ask()
+        [method] = self.rng.choices([*ATTACKS], [*ATTACKS.values()])
+        method(self)
 
+    @attack(0.6)
+    def _flow(self) -> None:
+        self.flow()
+
+    @attack(0.15)
+    def _change_mood(self) -> None:
+        self.gate.mood = self.rng.choice([None, *self.gate.moods])
+
+    @attack(0.15)
     def _connect(self) -> None:
         """Holds connections to the metrics open, instead of those before."""
         for each in self._connections:
@@ -150,6 +172,7 @@ class Siege:
             with suppress(OSError):  # there is no run, or it has had enough
                 self._connections.append(socket.create_connection(("127.0.0.1", self.port), 1))
 
+    @attack(0.1)
     def _ask(self) -> None:
         if self.river.reader.exists(tables.PROGRESS):
             answer = orjson.loads(here(self.river, "status", "--json"))
@@ -158,28 +181,25 @@ class Siege:
 
     # -- records
 
-    def flow(self, *, with_bomb: bool = False, is_large: bool = False) -> None:
+    def flow(self, heavy: tuple[str, Make] | None = None) -> None:
         """Sends the next stretch of event time: good records, late ones, bad ones among them, and a
-        heartbeat at its end."""
+        heartbeat at its end; of one source and partition a heavy one, where one is given."""
         rng, river = self.rng, self.river
         begin, river.chunks = river.chunks * 1000, river.chunks + 1
+        with_heavy = (heavy[0], rng.randrange(river.partitions)) if heavy else None
         for source in SOURCES:
             for partition in range(river.partitions):
-                records = []
-                for _ in range(12):
-                    late_by = rng.choice([0, 0, 0, 0, 50, 900])
-                    at = max(0, begin + rng.randrange(1000) - late_by)
-                    is_bad = rng.random() < 0.3
-                    records.append(
-                        self.producers.bad(source, begin)
-                        if is_bad
-                        else self.producers.good(source, at)
-                    )
-                if with_bomb:
-                    records.insert(
-                        rng.randrange(len(records)), self.producers.bomb(is_large=is_large)
-                    )
+                records = [self._record(source, begin) for _ in range(12)]
+                if heavy and (source, partition) == with_heavy:
+                    record = heavy[1](self.producers, source, begin)
+                    records.insert(rng.randrange(len(records)), record)
                 self._send(source, partition, [*records, self.producers.beat(source, begin + 1000)])
+
+    def _record(self, source: str, begin: int) -> Hostile:
+        at = max(0, begin + self.rng.randrange(1000) - self.rng.choice([0, 0, 0, 0, 50, 900]))
+        if self.rng.random() < 0.3:
+            return self.producers.bad(source, begin)
+        return self.producers.good(source, at)
 
     def _send(self, source: str, partition: int, records: list[Hostile]) -> None:
         """Sends records to the end of a topic-partition, in this order."""
@@ -224,21 +244,13 @@ class Siege:
     def _watched(self, process: RunProcess) -> Iterator[None]:
         """Looks at the memory of a run, all of its processes together, until the end."""
 
-        def look() -> None:
-            total = 0
-            for each in process.family():
-                with suppress(psutil.Error):
-                    total += each.memory_full_info().pss
-            self.most_bytes = max(self.most_bytes, total)
-
-        with repeating(look, 0.25):
+        with repeating(lambda: self.peaks.look(process.family()), 0.1):
             yield
 
     def judge(self) -> list[str]:
         """What is otherwise than it must be, in words."""
         river, problems = self.river, self.problems
-        if self.most_bytes > MEMORY_BYTES[self.engine]:
-            problems.append(f"a run took {self.most_bytes / 2**20:.0f} MiB")
+        problems += self.peaks.problems(MEMORY_BYTES)
         problems += self._differing(
             {
                 "messages": (
@@ -373,14 +385,13 @@ def main() -> int:
         brokered() as (kafka, folder),
         siege(kafka, folder / "siege", "hostile", options.engine, options.seed) as one,
     ):
-        one.flow(with_bomb=True, is_large=True)
         one.run(options.minutes * 60)
         problems = one.judge()
         reasons = Counter(record.reason or "good" for record in one.sent.values())
         sys.stdout.write(
             f"seed {options.seed}, {options.engine}: {len(one.sent)} records ({dict(reasons)}), "
             f"{one.stops} stops, "
-            f"the longest {one.longest_stop_s:.1f} s, at most {one.most_bytes / 2**20:.0f} MiB, "
+            f"the longest {one.longest_stop_s:.1f} s; {one.peaks}; "
             f"{len(problems)} problems\n"
         )
         for problem in problems:

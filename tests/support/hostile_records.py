@@ -11,14 +11,14 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 import pyarrow as pa
 
 from tests.core.test_avro_writers import EMPTY, chain, doubling, dropping, nested
 from tests.support.avro import encoded, framed
-from tests.support.cases import BAD_VALUES, HOLE, heartbeat, keyed, spelled
+from tests.support.cases import BAD_VALUES, HOLE, SOURCES, heartbeat, keyed, spelled
 from tests.support.hostile_registry import schema
 from watersmeet.core.avro_schema import UNKNOWN, AvroSchema
 from watersmeet.core.columns import times_ms
@@ -128,6 +128,38 @@ def refused(reason: Reason, value: bytes | None, **more: Any) -> Hostile:
     return Hostile(value, reason=reason.value, **more)
 
 
+Make: TypeAlias = "Callable[[Producers, str, int], Hostile]"
+"""Makes a record of a source and of the stretch of event time that begins at a time (ms)."""
+
+BAD: Final[dict[str, list[Make]]] = {source: [] for source in SOURCES}
+"""By source, what comes beside good records all the time."""
+
+HEAVY: Final[list[tuple[str, Make]]] = []
+"""Beside a source, what is large, or takes much work: each of them comes at the start, and one of
+them now and then."""
+
+
+def bad_record(*sources: str, often: int = 1) -> Callable[[Make], Make]:
+    """A method of `Producers` that makes bad records of these sources; `often` as the others."""
+
+    def add(make: Make) -> Make:
+        for source in sources:
+            BAD[source] += [make] * often
+        return make
+
+    return add
+
+
+def heavy_record(*sources: str) -> Callable[[Make], Make]:
+    """A method of `Producers` that makes a heavy record of these sources."""
+
+    def add(make: Make) -> Make:
+        HEAVY.extend((source, make) for source in sources)
+        return make
+
+    return add
+
+
 class Producers:
     """Makes the records of both sources. `ids`: of the schemas in `WRITERS`, as the registry has
     them."""
@@ -174,28 +206,7 @@ class Producers:
     def bad(self, source: str, begin: int) -> Hostile:
         """A record that must be refused for a known reason, or a good one that was changed
         somewhere."""
-        makers: list[Callable[[str, int], Hostile]] = [
-            self._timeless,
-            self._of_the_future,
-            self._mutated,
-            self._mutated,
-        ]
-        makers += (
-            [self._bad_json, self._nested]
-            if source == "tracking"
-            else [self._of_hostile_schema, self._cut_short, self._unknown]
-        )
-        return self._rng.choice(makers)(source, begin)
-
-    def bomb(self, *, is_large: bool) -> Hostile:
-        """A record of a few kilobytes that unpacks to megabytes; `is_large`: to more than the
-        client would take of itself."""
-        if is_large:
-            codec, size = self._rng.choice([("zstd", 150), ("gzip", 70)])
-            return refused(Reason.TOO_LARGE, bytes(size * MIB), codec=codec)
-        if self._rng.random() < 0.5:
-            return refused(Reason.TOO_LARGE, bytes(MAX_RECORD_BYTES + 1), codec="gzip")
-        return refused(Reason.UNDECODABLE, b"{" * (3 * MIB), codec="zstd")
+        return self._rng.choice(BAD[source])(self, source, begin)
 
     def _written(self, source: str, value: bytes, *, with_schema: int | None = None) -> bytes:
         """A value of the model as it is sent."""
@@ -209,8 +220,25 @@ class Producers:
     def _lie(self) -> tuple[tuple[bytes, bytes], ...]:
         return ((REDRIVEN.encode(), f"{self._topic}/0/".encode() + self._rng.choice(LIES)),)
 
+    # -- heavy records
+
+    @heavy_record(*SOURCES)
+    def _more_than_the_client_takes(self, _: str, __: int) -> Hostile:
+        """A message of a few kilobytes that unpacks to so much."""
+        codec, size = self._rng.choice([("zstd", 150), ("gzip", 70)])
+        return refused(Reason.TOO_LARGE, bytes(size * MIB), codec=codec)
+
+    @heavy_record(*SOURCES)
+    def _too_large(self, _: str, __: int) -> Hostile:
+        return refused(Reason.TOO_LARGE, bytes(MAX_RECORD_BYTES + 1), codec="gzip")
+
+    @heavy_record("tracking")
+    def _endless_json(self, _: str, __: int) -> Hostile:
+        return refused(Reason.UNDECODABLE, b"{" * (MAX_RECORD_BYTES - 1), codec="zstd")
+
     # -- records that are refused
 
+    @bad_record(*SOURCES)
     def _timeless(self, source: str, begin: int) -> Hostile:
         return replace(
             self.good(source, begin),
@@ -220,6 +248,7 @@ class Producers:
             timestamp=-1,
         )
 
+    @bad_record(*SOURCES)
     def _of_the_future(self, source: str, _: int) -> Hostile:
         time_ms = self._rng.choice([LAST_EVENT_TIME_MS, LAST_EVENT_TIME_MS + 1, 2**62])
         reason = (
@@ -227,17 +256,21 @@ class Producers:
         )
         return replace(self.good(source, time_ms), told=HOLE, reason=reason.value)
 
+    @bad_record("tracking")
     def _bad_json(self, source: str, _: int) -> Hostile:
         return self._as_read(source, self._rng.choice(BAD_VALUES))
 
+    @bad_record("tracking")
     def _nested(self, _: str, begin: int) -> Hostile:
         deep = self._rng.choice([b"[", b'{"a":']) * 100_000
         return refused(Reason.UNDECODABLE, b'{"ts":%d,"k":"a","x":' % begin + deep, codec="gzip")
 
+    @bad_record("orders")
     def _of_hostile_schema(self, _: str, __: int) -> Hostile:
         n = self._rng.randrange(len(_HOSTILE))
         return refused(Reason.UNDECODABLE, framed(FIRST_HOSTILE_ID + n, _HOSTILE[n][1]))
 
+    @bad_record("orders")
     def _unknown(self, source: str, begin: int) -> Hostile:
         of = self.good(source, begin)
         return replace(
@@ -247,6 +280,7 @@ class Producers:
             reason="undecodable",
         )
 
+    @bad_record("orders")
     def _cut_short(self, source: str, begin: int) -> Hostile:
         """In the field that the reader skips."""
         value = self._written(source, _order(ts=begin, k="a", n=1), with_schema=max(self._ids))
@@ -254,6 +288,7 @@ class Producers:
 
     # -- random changes
 
+    @bad_record(*SOURCES, often=2)
     def _mutated(self, source: str, begin: int) -> Hostile:
         """A good record, changed at random. Where it can be read still, what it says is of the same
         stretch of time."""
