@@ -126,7 +126,8 @@ class Cycle:
         own = {"silver": {tables.SILVER, tables.LATE, tables.CORRECTIONS}, "gold": set[str]()}
         written = set[str]().union(*(own[layer] for layer in self._run.layers))
         names = [table for layer in self._run.layers for table in read[layer]]
-        return engine.follow_tables([name for name in names if name not in written], work)
+        follower = "-".join(self._run.layers)
+        return engine.follow_tables([name for name in names if name not in written], work, follower)
 
     def run(self) -> None:
         """Pass on everything that is available now, batch by batch, until a stop is asked for."""

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import expected_messages
 from tests.support.effort import first_then_nightly
 from tests.support.owners import assert_changes_nothing, assert_refused, wake
-from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
-from tests.support.topics import published
+from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
+from tests.support.topics import create_topics, published
+from watersmeet.run import LAYERS
 
 
 @pytest.mark.promise("O4")
@@ -41,6 +43,37 @@ def test_a_second_run_is_refused_and_a_woken_publisher_is_fenced(
     assert published(kafka, river.sink, 1) == after
     river.flow()
     river.finish()
+    assert river.losses() == Losses()
+
+
+@pytest.mark.promise("O16")
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_owners_of_single_layers_go_on_side_by_side_whatever_files_spark_has_by_default(
+    kafka: str, tmp_path: Path
+) -> None:
+    """Each follows the tables of the one before. A folder is one of this machine, though Spark's
+    default file system is another, which nobody can reach."""
+    spark = {
+        "spark.hadoop.fs.defaultFS": "hdfs://127.0.0.1:1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "700m",
+    }
+    river = River.make(kafka, tmp_path, "side-by-side", lake=FOLDER, partitions=1, spark=spark)
+    create_topics(kafka, river.sink, partitions=1, **{"retention.ms": "-1"})
+    river.flow()
+    runs = [river.run(layer) for layer in LAYERS]
+
+    def is_all_out() -> bool:
+        assert all(run.process.poll() is None for run in runs), river.run_log[-3000:]
+        expected = expected_messages(river.cases, river.inputs)
+        return len(published(kafka, river.sink, 1)) >= len(expected)
+
+    for _ in range(3):
+        until(is_all_out, "what is finished")
+        river.flow()
+    until(is_all_out, "what is finished")
+    assert [run.stop() for run in runs] == [0, 0, 0]
     assert river.losses() == Losses()
 
 

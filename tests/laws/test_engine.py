@@ -42,7 +42,7 @@ from tests.support.lakes import OpenSpark, engine_for, folder_of, rows_of_silver
 from watersmeet.core.merge import REPLACING
 from watersmeet.core.message import message_bytes
 from watersmeet.core.types import TIME
-from watersmeet.engine import Engine, Selection, SilverRows, embedded
+from watersmeet.engine import Engine, Running, Selection, SilverRows, embedded
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.engine.tasks import by_sorted_key
 from watersmeet.lake import tables
@@ -678,7 +678,7 @@ def test_a_message_with_the_value_of_an_expression_may_have_so_many_bytes(engine
 
 def test_a_follower_hears_of_every_later_commit_of_each_table(engine: Engine) -> None:
     heard = threading.Semaphore(0)
-    running = engine.follow_tables([tables.PUBLISHED, tables.SILVER], heard.release)
+    running = engine.follow_tables([tables.PUBLISHED, tables.SILVER], heard.release, "gold")
 
     def drain(seconds: float) -> None:
         while heard.acquire(timeout=seconds):
@@ -706,6 +706,45 @@ def test_a_follower_hears_of_every_later_commit_of_each_table(engine: Engine) ->
     finally:
         running.stop()
     assert not running.is_active
+
+
+@pytest.mark.promise("O16")
+def test_each_follower_hears_of_commits_whoever_else_follows_and_begins_again(
+    engine: Engine, new_settings: MakeSettings, open_spark: OpenSpark
+) -> None:
+    """Silver's and gold's owners are two, and lakes may share the folder of their checkpoints."""
+    shared = {"checkpoints": engine.lake.settings.checkpoints}
+    other = engine_for(open_spark, new_settings().model_copy(update=shared))
+    create_missing(other)
+    heard = {(i, name): threading.Semaphore(0) for i in range(2) for name in ("silver", "gold")}
+    followers = dict[tuple[int, str], Running]()
+    read = {"silver": [tables.RESETS], "gold": [tables.PUBLISHED, tables.RESETS]}
+
+    def begin(lake: int, name: str) -> None:
+        following = (engine, other)[lake]
+        followers[lake, name] = following.follow_tables(read[name], heard[lake, name].release, name)
+        assert heard[lake, name].acquire(timeout=DEADLINE_S), "once at its start"
+
+    def commit() -> None:
+        for calls in heard.values():
+            while calls.acquire(timeout=0.5):
+                pass
+        for writer in (engine, other):
+            writer.append(tables.RESETS, writer.lake.layout[tables.RESETS].schema.empty_table())
+        for follower, calls in heard.items():
+            assert calls.acquire(timeout=DEADLINE_S), (follower, followers[follower].failure)
+        assert all(following.is_active for following in followers.values())
+
+    try:
+        for follower in heard:
+            begin(*follower)
+        commit()
+        followers[0, "silver"].stop()
+        begin(0, "silver")
+        commit()
+    finally:
+        for each in followers.values():
+            each.stop()
 
 
 def test_compaction_and_vacuum_change_no_row(engine: Engine) -> None:

@@ -369,8 +369,13 @@ class Engine(Protocol):
     def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> Running:
         """Call `work` once soon, and again whenever Kafka has more in one of the topics."""
 
-    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> Running:
-        """Call `work` once soon, and again whenever one of the tables has new commits."""
+    def follow_tables(
+        self, tables: Sequence[str], work: Callable[[], None], follower: str
+    ) -> Running:
+        """Call `work` once soon, and again whenever one of the tables has new commits.
+
+        `follower`: a name that nobody else has who follows tables of the lake at the same time.
+        """
 
     def compact(self, table: str, file_bytes: int) -> None:
         """Rewrite smaller files into few of up to about `file_bytes`; no row changes.

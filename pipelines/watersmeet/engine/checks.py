@@ -46,7 +46,7 @@ def check_session(spark: SparkSession) -> None:
     """
     check_versions(spark.version, pyspark.__version__)
     try:
-        spark.sql(f"DESCRIBE DETAIL delta.`/nowhere-{uuid.uuid4()}`")
+        spark.sql(f"DESCRIBE DETAIL delta.`file:/nowhere-{uuid.uuid4()}`")
     except AnalysisException as error:
         has_delta = error.getCondition() not in _WITHOUT_DELTA
     else:

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 
 from watersmeet.engine.session import JAVA_OPTIONS, spark_session
 from watersmeet.jvm import class_archive
+from watersmeet.lake.location import hadoop_path
 
 log = logging.getLogger("watersmeet")
 
@@ -60,7 +61,7 @@ def make_archive() -> None:
 def _work(folder: str) -> None:
     """Do with Spark and Delta Lake what a run does."""
     spark = spark_session({})
-    table = f"delta.`{Path(folder, 'table').absolute()}`"
+    table = f"delta.`{hadoop_path(f'{folder}/table')}`"
     columns = "partition INT, key STRING, at TIMESTAMP, parts ARRAY<STRUCT<offset: BIGINT>>"
     spark.sql(f"CREATE TABLE {table} ({columns}) USING delta")
     rows = spark.range(0, 1000, 1, 2).selectExpr(
@@ -86,7 +87,7 @@ def _work(folder: str) -> None:
     query = (
         stream.writeStream.foreachBatch(_counted)
         .trigger(availableNow=True)
-        .option("checkpointLocation", str(Path(folder, "checkpoint")))
+        .option("checkpointLocation", hadoop_path(f"{folder}/checkpoint"))
         .start()
     )
     query.awaitTermination()
@@ -101,4 +102,4 @@ def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 if __name__ == "__main__":
-    _work(sys.argv[1])
+    _work(str(Path(sys.argv[1]).absolute()))

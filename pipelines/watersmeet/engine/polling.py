@@ -28,14 +28,16 @@ class Polling:
         look = partial(ends_of, Cluster(topics.kafka), topics)
         return _followed("kafka", look, work, every_s=self.from_kafka_s)
 
-    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> Running:
+    def follow_tables(
+        self, tables: Sequence[str], work: Callable[[], None], follower: str
+    ) -> Running:
         """See `Engine.follow_tables`."""
 
         def look() -> list[int]:
             """Return the version of each table."""
             return [self.reader.version(table) for table in tables]
 
-        return _followed("tables", look, work, every_s=self.from_tables_s)
+        return _followed(follower, look, work, every_s=self.from_tables_s)
 
 
 def _followed(

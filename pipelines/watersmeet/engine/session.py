@@ -35,6 +35,7 @@ from watersmeet.errors import ConfigurationError
 from watersmeet.jvm.artifacts import SPARK, jars
 from watersmeet.jvm.class_archive import java_options
 from watersmeet.kafka.workers import SAFE_PATH
+from watersmeet.lake.location import hadoop_path
 from watersmeet.lake.tables import STATISTICS_BYTES
 
 JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
@@ -341,7 +342,7 @@ def _copy_of(given: SparkSession) -> SparkSession:
         query = (
             stream.writeStream.foreachBatch(keep)
             .trigger(availableNow=True)
-            .option("checkpointLocation", folder)
+            .option("checkpointLocation", hadoop_path(folder))
             .start()
         )
         query.awaitTermination()

@@ -14,6 +14,7 @@ Only documented calls are used.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,7 +68,7 @@ from watersmeet.lake.by_spark import matching, summarised, table_rows
 from watersmeet.lake.choice import reader
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.files import Files
-from watersmeet.lake.location import Lake
+from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.table_errors import names_tables, naming
 from watersmeet.lake.table_reader import Where, normalise, row_count
 from watersmeet.lake.tables import Table, has_records
@@ -390,18 +391,22 @@ class SparkEngine(Polling, SparkWriter):
 
     # -- following
 
-    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> Running:
+    def follow_tables(
+        self, tables: Sequence[str], work: Callable[[], None], follower: str
+    ) -> Running:
         """See `Engine.follow_tables`. The streams begin with the last commit of each table, and
         their rows are not looked at.
 
         The tables say where a layer stands; Spark insists on a checkpoint, so it gets one, which is
-        never read again.
+        never read again. Followers of this lake and of others may share the folder of checkpoints:
+        each deletes what its own predecessors have left.
         """
         news = reduce(DataFrame.union, [self._commits_of(table) for table in tables])
-        folder = f"{self.lake.settings.checkpoints}/tables"
+        lake = hashlib.sha256(self.lake.location.encode()).hexdigest()[:16]
+        folder = f"{self.lake.settings.checkpoints}/_streams/{lake}/{follower}"
         Files(self.lake.storage).delete(folder)
-        writer = news.writeStream.queryName("watersmeet tables").option(
-            "checkpointLocation", f"{folder}/{uuid.uuid4()}"
+        writer = news.writeStream.queryName(f"watersmeet {follower} of {lake}").option(
+            "checkpointLocation", hadoop_path(f"{folder}/{uuid.uuid4()}")
         )
         writer = writer.trigger(processingTime=LOOK_EVERY)
         return _Query(writer.foreachBatch(lambda *_: work()).start())
@@ -410,9 +415,8 @@ class SparkEngine(Polling, SparkWriter):
         options = {"startingVersion": str(self.reader.version(table)), "ignoreChanges": "true"}
         stream = self.spark.readStream.format("delta").options(**options)
         address = self.lake.address(table)
-        return (stream.table(address) if self.lake.is_catalog else stream.load(address)).select(
-            F.lit(1).alias("news")
-        )
+        rows = stream.table(address) if self.lake.is_catalog else stream.load(hadoop_path(address))
+        return rows.select(F.lit(1).alias("news"))
 
     # -- keeping
 

@@ -26,7 +26,7 @@ from watersmeet.lake.by_spark import sql_name, sql_where
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.conditions import literal
 from watersmeet.lake.conflicts import suppress_conflict
-from watersmeet.lake.location import Lake
+from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.table_errors import names_tables
 from watersmeet.lake.table_reader import Where
@@ -127,7 +127,7 @@ class SparkWriter:
         if self.lake.is_catalog:
             writer.saveAsTable(self.lake.address(table))
         else:
-            writer.save(self.lake.address(table))
+            writer.save(hadoop_path(self.lake.address(table)))
 
     def prepared(self, table: str, chunks: Iterable[pa.Table]) -> AbstractContextManager[Any]:
         """See `Engine.prepared`."""

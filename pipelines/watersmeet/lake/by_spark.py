@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 from watersmeet.lake.conditions import Dialect, sql_of
-from watersmeet.lake.location import Lake
+from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.table_errors import names_tables
 from watersmeet.lake.table_reader import (
     Aggregates,
@@ -224,7 +224,9 @@ def sql_name(lake: Lake, table: str) -> str:
     That is its name in the catalog, or its path as Delta reads it.
     """
     address = lake.address(table)
-    return address if lake.owning_lake(table).is_catalog else f"delta.{_quoted(address)}"
+    return (
+        address if lake.owning_lake(table).is_catalog else f"delta.{_quoted(hadoop_path(address))}"
+    )
 
 
 def matching(rows: DataFrame, where: Where) -> DataFrame:

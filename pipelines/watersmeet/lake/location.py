@@ -19,6 +19,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _FILE_URI = re.compile(r"file:(?://(?:localhost)?)?(?=/)")
 _NOT_BY_DELTA_RS = re.compile(r"[#?\[\]|^\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
 """Characters that delta-rs cannot have in a path, or does not take literally."""
+_NOT_HADOOPS = "/Volumes/"
+"""The beginning of paths that Databricks itself has, on each of its file systems."""
 _DELTA_RS_SCHEMES = frozenset(["s3", "s3a", "abfs", "abfss", "az", "adl", "azure", "gs"])
 
 
@@ -42,6 +44,14 @@ def local_path(address: str) -> str:
     `file:` is cut off, and nothing is decoded, as in Hadoop's paths.
     """
     return _FILE_URI.sub("", address, count=1)
+
+
+def hadoop_path(address: str) -> str:
+    """Return an address as Spark and Hadoop take it: without a scheme, it would be one of their
+    default file system, which need not be this machine's.
+    """
+    is_path = scheme_of(address) is None and not address.startswith(_NOT_HADOOPS)
+    return f"file:{local_path(address)}" if is_path else address
 
 
 @dataclass(frozen=True)
