@@ -356,6 +356,22 @@ class MissingFileError(WatersmeetError):
         self.file = file
 
 
+class LakeNotSharedError(WatersmeetError):
+    """An executor of Spark and the driver do not see the same files of a lake."""
+
+    retriable = True
+    party = "lake"
+    passed = "goes on"
+
+    def __init__(self, table: str, what: str) -> None:
+        super().__init__(
+            f"{table}: {what}; nothing was written",
+            fix="let every executor mount the lake as the driver does, and see new files at once "
+            "(on NFS: lookupcache=positive)",
+        )
+        self.table = table
+
+
 class ConstraintError(WatersmeetError):
     """The table refuses rows because of CHECK constraints that somebody has added to it."""
 

@@ -45,6 +45,7 @@ from watersmeet.core.types import TIME
 from watersmeet.engine import Engine, Running, Selection, SilverRows, embedded
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.engine.tasks import by_sorted_key
+from watersmeet.errors import is_retriable, kind_of
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import Commit
@@ -562,6 +563,27 @@ def test_a_function_of_tables_sees_every_row_of_a_partition_where_it_is_read(
 
 def _as_it_is(rows: pa.Table) -> pa.Table:
     return rows
+
+
+@pytest.mark.parametrize("kind", ["spark-folder"], indirect=True, scope="module")
+def test_a_function_of_tables_reads_what_the_driver_has_seen_or_raises_what_is_tried_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection = Selection(tables.PUBLISHED, ["partition", "last_seq"], [[("partition", "=", 61)]])
+    schema = pa.schema([("partition", pa.int32()), ("last_seq", pa.int64())])
+
+    def seen(version: int) -> list[tuple[Any, ...]]:
+        monkeypatch.setattr(engine.reader, "version", lambda _: version)
+        return read(engine, engine.from_tables(_as_it_is, [selection], [61], schema), schema.names)
+
+    engine.append(tables.PUBLISHED, published(engine, 61, 1))
+    before = engine.reader.version(tables.PUBLISHED)
+    engine.append(tables.PUBLISHED, published(engine, 61, 2))
+    assert seen(before) == [(61, 1)]
+    assert seen(before + 1) == [(61, 1), (61, 2)]
+    with pytest.raises(Exception, match="an executor does not see all of version") as raised:
+        seen(before + 2)
+    assert (kind_of(raised.value), is_retriable(raised.value)) == ("LakeNotSharedError", True)
 
 
 @pytest.mark.promise("C20")

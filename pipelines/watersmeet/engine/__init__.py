@@ -44,13 +44,15 @@ each piece together with the changes in it.
 class Selection:
     """The rows of a table that meet the conditions, with these columns, as `Engine.read` has them.
 
-    Whoever computes with the rows reads them: with Spark, that is a Python worker.
+    Whoever computes with the rows reads them: with Spark, that is a Python worker. `version`: that
+    of the table; None for the last one.
     """
 
     table: str
     columns: Sequence[str]
     where: Where = ()
     constants: Mapping[str, str] = field(default_factory=dict)
+    version: int | None = None
 
     def of_partitions(self, partitions: Sequence[int]) -> Selection:
         """Return the selection of those of the rows that are in some Kafka partitions."""
@@ -418,4 +420,6 @@ def read_input(engine: Engine, rows: Input) -> Rows:
     """Return an input as the engine's rows."""
     if isinstance(rows, pa.Table):
         return engine.rows(rows)
-    return engine.read(rows.table, rows.columns, rows.where, constants=rows.constants)
+    return engine.read(
+        rows.table, rows.columns, rows.where, constants=rows.constants, version=rows.version
+    )

@@ -11,6 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -43,6 +44,7 @@ from watersmeet.engine import (
     replaced_row,
 )
 from watersmeet.engine.polling import Polling
+from watersmeet.errors import LakeNotSharedError
 from watersmeet.kafka.workers import read_decoded
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader, columns_of, sql_name, sql_where, streamed
@@ -90,6 +92,9 @@ _DISTINCT: Final = frozenset(["offset", "key", "value", "merge_key"])
 """Columns of bronze whose values hardly ever repeat: looking for repetitions would cost more than
 it saves.
 """
+
+_ASKED_AT_ONCE: Final = 16
+"""Number of files whose sizes are asked for at a time."""
 
 _ROWS_AT_ONCE: Final = 8_192
 """Number of rows that readers unpack at a time: DataFusion's default."""
@@ -637,6 +642,22 @@ class WrittenFiles:
     entries: list[AddAction]
     are_offered: bool = False
     """True once a commit was to name them."""
+
+    def check(self, table: str) -> None:
+        """Raise LakeNotSharedError where a file is not there, or not as large as its entry says:
+        whoever wrote it did so elsewhere.
+        """
+        reader = self.writer.reader
+        paths = [f"{reader.path(table)}/{file.path}" for file in self.entries]
+        with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+            sizes = pool.map(reader.files_of(table).size, paths)
+            for file, size in zip(self.entries, sizes, strict=True):
+                if size != file.size:
+                    raise LakeNotSharedError(
+                        table,
+                        f"its file {file.path} has {size or 0} bytes here, and the executor that "
+                        f"wrote it says {file.size}",
+                    )
 
     def delete_unless_offered(self, table: str) -> None:
         """Delete the files, unless a commit may name them, whatever is known of it."""

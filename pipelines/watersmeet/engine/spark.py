@@ -5,9 +5,9 @@ Wherever delta-rs can open the lake, it creates the tables, and makes every comm
 commit takes hundredths of a second, and one of Spark a whole second. The work of a small batch is
 done in this process, as by the embedded engine, since a job of Spark would take longer. Of a large
 batch Spark's tasks read, compute, and write the files. Spark itself merges many rows, and rewrites
-many files. No table is written by both at once: on S3, two processes cannot both make the same
-commit with delta-rs, while Spark looks whether there is a commit of that number, and then writes
-its own.
+many files. No table is written by both at once (`changing`): on S3, two processes cannot both make
+the same commit with delta-rs, while Spark looks whether there is a commit of that number, and then
+writes its own.
 
 Only documented calls are used.
 """
@@ -19,6 +19,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
@@ -38,6 +39,7 @@ from watersmeet.engine import (
     Input,
     KafkaInput,
     Running,
+    Selection,
     SilverRows,
     Summary,
     Taken,
@@ -188,7 +190,8 @@ class SparkEngine(Polling, SparkWriter):
         size: int | None = None,
     ) -> DataFrame | pa.Table:
         """See `Engine.from_tables`. Where delta-rs can open the lake, each task reads its rows by
-        it, which needs no plan of Spark over Delta's log and no exchange.
+        it, which needs no plan of Spark over Delta's log and no exchange: of each table the version
+        that this process sees, or none.
         """
         is_small = size is not None and size <= self.here_bytes
         if (here := self._here) is None:
@@ -198,7 +201,13 @@ class SparkEngine(Polling, SparkWriter):
             return here.from_tables(function, inputs, partitions, schema)
         count = min(self._tasks, len(partitions))
         groups = [partitions[number::count] for number in range(count)]
-        tasks = FromTables(self.lake, self._id, function, inputs, groups, schema)
+        read = [
+            replace(rows, version=self.reader.version(rows.table))
+            if isinstance(rows, Selection)
+            else rows
+            for rows in inputs
+        ]
+        tasks = FromTables(self.lake, self._id, function, read, groups, schema)
         return self.spark.range(0, count, 1, count).mapInArrow(tasks, self._type(schema))
 
     def _type(self, schema: pa.Schema) -> StructType:
@@ -319,7 +328,9 @@ class SparkEngine(Polling, SparkWriter):
         if by_delta_rs is None:
             super().append(table, rows, commit)
         elif isinstance(rows, pa.Table | WrittenFiles):
-            with self._changes[table]:
+            if isinstance(rows, WrittenFiles):
+                rows.check(table)
+            with self.changing(table):
                 by_delta_rs.append(table, rows, commit)
         elif by_delta_rs.takes_files(table):
             tasks = RowsToFiles(self.lake, self._id, table)
@@ -328,8 +339,7 @@ class SparkEngine(Polling, SparkWriter):
             entries = written[FILE.name].to_pylist()
             self.append(table, _written_files(by_delta_rs, entries), commit)
         else:
-            with self._changes[table]:
-                super().append(table, rows, commit)
+            super().append(table, rows, commit)
 
     def prepared(self, table: str, chunks: Iterable[pa.Table]) -> AbstractContextManager[Any]:
         """See `Engine.prepared`."""
@@ -351,7 +361,8 @@ class SparkEngine(Polling, SparkWriter):
         """
         is_here = isinstance(rows, pa.Table) and large is None
         if is_here and (by_delta_rs := self._by_delta_rs(table)) is not None:
-            by_delta_rs.merge(table, rows, commit, only_open=only_open)
+            with self.changing(table):
+                by_delta_rs.merge(table, rows, commit, only_open=only_open)
         else:
             self.merge_by_spark(table, rows, commit, only_open=only_open)
 
@@ -430,14 +441,16 @@ class SparkEngine(Polling, SparkWriter):
             not has_records(table)
             or by_delta_rs.reader.bytes_of_files(table, file_bytes) <= _FEW_COMPACTED_BYTES
         ):
-            by_delta_rs.compact(table, file_bytes)
+            with self.changing(table):
+                by_delta_rs.compact(table, file_bytes)
         else:
             super().compact(table, file_bytes)
 
     def purge(self, table: str) -> None:
         """See `Engine.purge`."""
         if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
-            by_delta_rs.purge(table)
+            with self.changing(table):
+                by_delta_rs.purge(table)
         else:
             super().purge(table)
 

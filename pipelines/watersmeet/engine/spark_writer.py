@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
@@ -56,7 +55,13 @@ class SparkWriter:
         self.spark = spark
         self.lake = lake
         self._creates_schema = threading.Lock()
-        self._changes = defaultdict[str, threading.Lock](threading.Lock)
+        self._changes = dict[str, threading.RLock]()
+
+    @contextmanager
+    def changing(self, table: str) -> Iterator[None]:
+        """Let no other thread change a table inside the `with` block, by whichever writer."""
+        with self._changes.setdefault(table, threading.RLock()):
+            yield
 
     def rows(self, table: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
@@ -124,10 +129,11 @@ class SparkWriter:
 
     def _append(self, table: str, rows: DataFrame, options: Mapping[str, str]) -> None:
         writer: DataFrameWriter = rows.write.format("delta").mode("append").options(**options)
-        if self.lake.is_catalog:
-            writer.saveAsTable(self.lake.address(table))
-        else:
-            writer.save(hadoop_path(self.lake.address(table)))
+        with self.changing(table):
+            if self.lake.is_catalog:
+                writer.saveAsTable(self.lake.address(table))
+            else:
+                writer.save(hadoop_path(self.lake.address(table)))
 
     def prepared(self, table: str, chunks: Iterable[pa.Table]) -> AbstractContextManager[Any]:
         """See `Engine.prepared`."""
@@ -164,7 +170,7 @@ class SparkWriter:
                 f"THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(values)})"
             )
 
-        with self._committing(commit, settings) as session:
+        with self.changing(table), self._committing(commit, settings) as session:
             self._run_on_rows(session, statement, rows)
 
     def _run_on_rows(
@@ -195,7 +201,7 @@ class SparkWriter:
         """Run a statement about the rows of a table that meet the conditions."""
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
         condition = sql_where(where, times)
-        with self._changes[table], self._committing(commit) as session:
+        with self.changing(table), self._committing(commit) as session:
             session.sql(f"{statement} WHERE {condition}")
 
     def _committing(
@@ -225,22 +231,22 @@ class SparkWriter:
         has_keys = "merge_key" in self.lake.schema(table).names
         sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
         settings = sizes | (_FINDS_KEYS if has_keys else {})
-        with self._changes[table], session_with(self.spark, settings) as session:
+        with self.changing(table), session_with(self.spark, settings) as session:
             yield session
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`."""
         name = sql_name(self.lake, table)
         before = self.spark.sql(f"VACUUM {name} DRY RUN").count()
-        self.spark.sql(f"VACUUM {name}")
+        with self.changing(table):  # it may say in the log that it begins, and that it has ended
+            self.spark.sql(f"VACUUM {name}")
         return before
 
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
         """See `Engine.set_properties`."""
-        self.spark.sql(
-            f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES "
-            f"({_as_properties(properties)})"
-        )
+        statement = f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES "
+        with self.changing(table):
+            self.spark.sql(f"{statement}({_as_properties(properties)})")
 
 
 def _as_properties(properties: Mapping[str, str]) -> str:

@@ -10,13 +10,18 @@ from typing import Final, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from watersmeet.engine import Function, InChunks, Input, KafkaInput, Summary
 from watersmeet.engine.embedded import ROW_GROUP_BYTES, EmbeddedEngine
+from watersmeet.errors import LakeNotSharedError
 from watersmeet.imports import leave_imports_alone
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import VersionGoneError
 
 CHUNK_BYTES: Final = 32 * 1024 * 1024
 """Approximate number of bytes that go from a Python worker to Spark at a time."""
@@ -51,7 +56,12 @@ class FromTables:
         for number in (number for task in tasks for number in task["id"].to_pylist()):
             partitions = self.groups[number]
             inputs = [_of_partitions(rows, partitions) for rows in self.inputs]
-            rows = engine.from_tables(self.function, inputs, partitions, self.schema)
+            try:
+                rows = engine.from_tables(self.function, inputs, partitions, self.schema)
+            except VersionGoneError as error:
+                raise LakeNotSharedError(
+                    error.table, f"an executor does not see all of version {error.version}"
+                ) from None
             yield from _chunks(rows, self.schema)
 
 
@@ -153,6 +163,30 @@ class RowsToFiles:
             yield pa.Table.from_batches(chunk).cast(schema)
 
 
+class _TaskReader(DeltaRsReader):
+    """Reader of a task: each table at the version that the driver has seen, or not at all.
+
+    From one task to the next it reads later commits alone.
+    """
+
+    def __init__(self, lake: Lake) -> None:
+        super().__init__(lake)
+        self._tables = dict[str, DeltaTable]()
+
+    def opened_at(self, table: str, version: int) -> DeltaTable:
+        """See `DeltaRsReader.opened_at`."""
+        delta_table = self._tables.pop(table, None)
+        try:
+            if delta_table is None:
+                delta_table = DeltaTable(self.uri(table), version, self.storage(table))
+            elif delta_table.version() != version:
+                delta_table.load_as_version(version)
+        except DeltaError:
+            raise VersionGoneError(table, version) from None
+        self._tables[table] = delta_table
+        return delta_table
+
+
 _engines: dict[str, EmbeddedEngine] = {}
 """The engine of the lake that this worker has read last. It keeps what it knows of the tables."""
 
@@ -160,7 +194,7 @@ _engines: dict[str, EmbeddedEngine] = {}
 def _engine(lake: Lake, engine_id: str) -> EmbeddedEngine:
     if engine_id not in _engines:
         _engines.clear()
-        _engines[engine_id] = EmbeddedEngine(lake, _no_expressions)
+        _engines[engine_id] = EmbeddedEngine(lake, _no_expressions, _TaskReader(lake))
     return _engines[engine_id]
 
 

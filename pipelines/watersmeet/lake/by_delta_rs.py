@@ -58,7 +58,7 @@ class DeltaRsReader(TableReader):
 
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
-        return DeltaTable.is_deltatable(self.uri(table), self._storage(table))
+        return DeltaTable.is_deltatable(self.uri(table), self.storage(table))
 
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
@@ -197,7 +197,8 @@ class DeltaRsReader(TableReader):
         path = self.path(table)
         return Path(path).absolute().as_uri() if scheme_of(path) is None else path
 
-    def _storage(self, table: str) -> dict[str, str]:
+    def storage(self, table: str) -> dict[str, str]:
+        """Return the options with which a table is opened."""
         return dict(self._lake.owning_lake(table).storage)
 
     def opened(self, table: str) -> DeltaTable:
@@ -221,7 +222,7 @@ class DeltaRsReader(TableReader):
 
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
         try:
-            return DeltaTable(self.uri(table), version, self._storage(table))
+            return DeltaTable(self.uri(table), version, self.storage(table))
         except TableNotFoundError:
             raise NoTableError(table, self._lake.owning_lake(table).location) from None
         except DeltaError:

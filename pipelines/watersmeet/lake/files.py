@@ -126,12 +126,16 @@ class Files:
 
     def has_file(self, address: str) -> bool:
         """Return True where a file of that name exists."""
+        return self.size(address) is not None
+
+    def size(self, address: str) -> int | None:
+        """Return how many bytes a file has; None where no file of that name exists."""
         if scheme_of(address) is None:
-            return Path(local_path(address)).is_file()
+            file = Path(local_path(address))
+            return file.stat().st_size if file.is_file() else None
         with self._at(address, "listing") as (store, path), suppress(FileNotFoundError):
-            obstore.head(store, path)
-            return True
-        return False
+            return obstore.head(store, path)["size"]
+        return None
 
     def delete(self, address: str) -> None:
         """Delete the file or folder of that name, with everything in it, if it exists."""
