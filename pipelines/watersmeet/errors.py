@@ -414,12 +414,11 @@ class WorkerEndedError(WatersmeetError):
     party = "worker"
     passed = "goes on"
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, work: str) -> None:
         super().__init__(
-            f"a worker process was killed while it read {topic}",
+            f"a worker process was killed while it {work}",
             fix="if this goes on, look whether the kernel's log says that memory was short",
         )
-        self.topic = topic
 
 
 class DataLossError(WatersmeetError):

@@ -30,6 +30,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "core": ("core",),
     "lake": ("lake",),
+    "expressions": ("expressions",),
     "kafka": ("kafka",),
     "engine": ("engine",),
     "layers": ("bronze", "cycle", "gold", "operations", "repartition", "run", "running", "silver"),
@@ -43,13 +44,16 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 OPEN_TO: Mapping[str, frozenset[str]] = {
     "core": frozenset(),
     "facts": frozenset(["core"]),
+    "expressions": frozenset(["core", "facts"]),
     "lake": frozenset(["core", "facts"]),
     "kafka": frozenset(["core", "facts"]),
-    "engine": frozenset(["core", "facts", "lake", "kafka"]),
-    "layers": frozenset(["core", "facts", "lake", "kafka", "engine"]),
-    "audit": frozenset(["core", "facts", "lake", "kafka", "engine"]),
+    "engine": frozenset(["core", "facts", "lake", "kafka", "expressions"]),
+    "layers": frozenset(["core", "facts", "lake", "kafka", "engine", "expressions"]),
+    "audit": frozenset(["core", "facts", "lake", "kafka", "engine", "expressions"]),
     "views": frozenset(["core", "facts", "lake", "kafka", "engine", "audit"]),
-    "dev": frozenset(["core", "facts", "lake", "kafka", "engine", "layers", "audit", "views"]),
+    "dev": frozenset(
+        ["core", "facts", "lake", "kafka", "engine", "expressions", "layers", "audit", "views"]
+    ),
     "cli": frozenset(
         ["core", "facts", "lake", "kafka", "engine", "layers", "audit", "views", "dev"]
     ),

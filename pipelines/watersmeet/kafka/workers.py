@@ -74,7 +74,7 @@ def read_decoded(
                 ends[part.partition] = end
     except BrokenProcessPool as error:
         _discard(workers)  # whoever tries again gets new ones
-        raise WorkerEndedError(ranges[0].topic) from error
+        raise WorkerEndedError(f"read {ranges[0].topic}") from error
     finally:
         # After a failure, whoever tries again, or stops, waits for none of the others.
         for future in futures:

@@ -1,0 +1,439 @@
+"""Expressions of the user: which ones pass the gate, and what they make of records."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.expressions import EXPRESSIONS, ROWS, answers, functions_walk
+from watersmeet import expressions
+from watersmeet.errors import ConfigurationError, WorkerEndedError
+from watersmeet.expressions import MESSAGE, PREDICATE, evaluate, expression_problem
+from watersmeet.expressions.gate import OUTSIDE
+from watersmeet.expressions.process import connect
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture
+def evaluator(monkeypatch: pytest.MonkeyPatch) -> Iterator[expressions._Evaluator]:
+    """An evaluator whose process nobody else uses."""
+    monkeypatch.setattr(expressions, "_evaluators", {})
+    yield expressions._evaluator()
+    process = expressions._evaluator()._process
+    if process is not None:
+        process.kill()
+        with process:
+            pass
+
+
+def problem(text: str, kinds: tuple[str, ...] = PREDICATE) -> str | None:
+    return expression_problem(text, ROWS.schema, kinds)
+
+
+# -- the gate
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "true",
+        "len(orders) > 0",
+        "size(orders) > 0",
+        "len(list_filter(orders, lambda p: p.offset > partition)) > 0",
+        "list_reduce(list_transform(orders, lambda p: p.offset), lambda a, b: a + b) > 1",
+        "len([p for p in orders if p.offset > 1]) > 0",
+        "orders[1].value->>'$.amount' = '3'",
+        "(orders[1].value->'$.amount')::INT > 3",
+        "event_time > TIMESTAMPTZ '2026-01-01 00:00:00+00'",
+        "extract(hour FROM event_time) BETWEEN 8 AND 17",
+        "CASE WHEN merge_key LIKE 'a%' THEN true ELSE false END",
+        "merge_key IN ('a', 'b') -- one of them",
+        "regexp_matches(merge_key, '^(a+)+$')",
+        "list_sum([1, 2]) > 1",
+        "split_part(merge_key, '-', 1) = 'a'",
+        "struct_extract(tracking[1], 'value').page = '/'",
+        "MERGE_KEY = 'a'",
+        '"user"[1].offset > 3',
+        "user[1].offset > 3",
+        "merge_key COLLATE nocase = 'a'",
+        "TRY(merge_key::INT) IS NULL",
+        "try_cast(merge_key AS DECIMAL(10, 2)) > 1",
+    ],
+)
+def test_an_expression_over_one_merge_record_passes(text: str) -> None:
+    assert problem(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("random() > 0.5", "`random`, which gives something else in every run"),
+        ("now() > event_time", "`now`, which gives something else"),
+        ("current_date > DATE '2026-01-01'", "reads `current_date`, which is no column"),
+        ("current_timestamp > event_time", "reads `current_timestamp`"),
+        ("current_localtimestamp() > TIMESTAMP '2026-01-01'", "reads the clock"),
+        ("age(event_time) > INTERVAL 1 DAY", "`age` of one time, which reads the clock"),
+        ("ago(INTERVAL 1 DAY) > event_time", "`ago`, which reads `current_timestamp`"),
+        ("getenv('HOME') = 'x'", "no function of DuckDB's"),
+        ("current_setting('threads') = '1'", "reads a setting"),
+        ("getvariable('x') = 1", "reads a variable"),
+        ("(SELECT true)", "a subquery"),
+        ("EXISTS (SELECT 1)", "a subquery"),
+        ("merge_key = ANY(['a'])", "a subquery"),
+        ("merge_key IN (FROM read_csv('/etc/passwd'))", "a subquery"),
+        ("true, false", "not one expression"),
+        ("true; DROP TABLE x", "not DuckDB SQL"),
+        ("true; SELECT 1", "not one expression"),
+        ("true) OR (false", "not DuckDB SQL"),
+        ("true FROM range(3)", "not DuckDB SQL"),
+        ("DISTINCT true", "not DuckDB SQL"),
+        ("true,", "not DuckDB SQL"),
+        ("true AS yes", "not DuckDB SQL"),
+        ("true /* and", "not DuckDB SQL"),
+        ("", "not DuckDB SQL"),
+        ("true\x00 OR random() > 0", "characters that cannot be seen"),
+        ("\ufefftrue", "characters that cannot be seen"),
+        ("?", "a parameter"),
+        ("$1", "a parameter"),
+        ("#1", "a column by its number"),
+        ("*", "a star"),
+        ("columns(*) > 1", "a star"),
+        ("columns('orders') IS NULL", "a star"),
+        ("sum(partition) > 1", "`sum`, which is about other rows: of a list it is `list_sum`"),
+        ("row_number() OVER () > 1", "a window"),
+        ("unnest([true])", "gives other rows"),
+        ("generate_subscripts(orders, 1) > 1", "gives other rows"),
+        ("rowid > 1", "reads `rowid`"),
+        ("_rows IS NULL", "reads `_rows`"),
+        ("session_user = 'x'", "reads `session_user`"),
+        ("batch > 1", "reads `batch`"),
+        ("merge_key::_rows IS NULL", "no type of DuckDB's own"),
+        ("merge_key::other.kind IS NULL", "no type of DuckDB's own"),
+        ("orders.len() > 0", "write `len(orders, ...)`"),
+        ("system.main.len(orders) > 0", "write `len(system.main, ...)`"),
+        ("vector_type(merge_key) = 'FLAT_VECTOR'", "how a batch lies in memory"),
+        ("alias(merge_key) = 'x'", "what a query calls its argument"),
+        ("list_aggregate([1, 2], 'reservoir_quantile', 0.5) > 1", "another aggregate"),
+        ("__internal_decompress_string(1::UTINYINT) = 'a'", "no function of DuckDB's"),
+        ("nextval('x') > 1", "something else in every run"),
+        ("orders[0].offset > 1", "a list begins with 1"),
+        ("x -> 1", "reads `x`"),
+        ("merge_key", "gives VARCHAR"),
+        ("1", "gives INTEGER"),
+        ("len(merge_key, 1, 2) > 1", "No function matches"),
+        ("NOT " * 5000 + "true", ""),
+    ],
+)
+def test_what_looks_beyond_the_record_is_refused_with_its_reason(text: str, why: str) -> None:
+    found = problem(text)
+    assert found is not None
+    assert why in found
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("get_json_object(orders[1].value, '$.a') = 'x'", "value->>'$.a'"),
+        (
+            "exists(orders, p -> p.offset > 5)",
+            "len(list_filter(orders, lambda p: p.offset > 5)) > 0",
+        ),
+        (
+            "size(filter(orders, p -> p.offset > 5)) > 0",
+            "list_filter(orders, lambda p: p.offset > 5)",
+        ),
+        ("len(list_transform(orders, p -> p.offset)) > 0", "lambda p: ..."),
+        ("`orders`[1].offset > 5", "double quotes"),
+        ("size(`orders`) > 0", "double quotes"),
+        ("merge_key rlike 'a'", "regexp_matches(x, 'a+')"),
+        ("rlike(merge_key, 'a')", "regexp_matches(x, 'a+')"),
+        ("nvl(merge_key, 'a') = 'a'", "coalesce(x, y)"),
+    ],
+)
+def test_words_of_spark_are_refused_with_the_spelling_that_works(text: str, instead: str) -> None:
+    found = problem(text)
+    assert found is not None
+    assert instead in found
+
+
+def test_a_message_is_text_or_bytes() -> None:
+    assert problem("merge_key", MESSAGE) is None
+    assert problem("encode(merge_key)", MESSAGE) is None
+    assert problem("to_json(orders)", MESSAGE) is None
+    assert "gives BOOLEAN" in (problem("true", MESSAGE) or "")
+
+
+def test_every_function_of_this_release_was_looked_at() -> None:
+    """Those that DuckDB calls CONSISTENT are recorded: a new one is to be looked at, whether it
+    reads anything but its arguments, before it is recorded or joins `OUTSIDE`."""
+    rows = connect().execute(
+        "SELECT DISTINCT function_name FROM duckdb_functions() "
+        "WHERE function_type = 'scalar' AND stability = 'CONSISTENT' ORDER BY 1"
+    )
+    recorded = (GOLDEN / "functions.txt").read_text(encoding="utf-8").split()
+    assert [name for (name,) in rows.fetchall()] == recorded
+    assert set(OUTSIDE) - {"unnest"} <= set(recorded)
+
+
+@pytest.mark.long
+def test_what_passes_the_gate_gives_the_same_in_another_process_zone_and_locale() -> None:
+    walks = [
+        functions_walk(zone, locale)
+        for zone, locale in (("UTC", "C"), ("Asia/Tokyo", "tr_TR.UTF-8"))
+    ]
+    assert walks[0] == walks[1]
+    assert sum(not answer.startswith("!") for answer in walks[0].values()) > 500
+
+
+# -- a record's own fate
+
+
+def test_a_row_that_fails_is_null_and_no_other_is() -> None:
+    rows = pa.table({"merge_key": ["1", "x", None, "3"]})
+    outcome = evaluate("merge_key::INT > 2", rows, PREDICATE)
+    assert outcome.values.to_pylist() == [False, None, None, True]
+    assert outcome.failed.to_pylist() == [False, True, False, False]
+    assert outcome.error == "Conversion Error: Could not convert string"
+
+
+def test_the_reason_of_a_failure_has_no_value_of_a_record() -> None:
+    secrets = ["hunter2", "hunter'2", '{"a": hunter2', "hunter2 \n", "9" * 30]
+    texts = ["merge_key::INT > 2", "json(merge_key) IS NULL", "merge_key::DECIMAL(3, 1) > 1"]
+    errors = [
+        evaluate(text, pa.table({"merge_key": [secret]}), PREDICATE).error
+        for text in texts
+        for secret in secrets
+    ]
+    assert any(errors)
+    assert not [error for error in errors if error and ("hunter" in error or "99" in error)]
+
+
+def test_rows_of_which_duckdb_cannot_tell_which_one_fails_are_evaluated_one_by_one() -> None:
+    rows = pa.table({"zone": ["UTC", "x/y"] * 200, "list": [[1], [2]] * 200})
+    text = "timezone(zone, TIMESTAMP '2026-01-01 00:00:00') IS NOT NULL"
+    outcome = evaluate(text, rows, PREDICATE)
+    assert outcome.values.to_pylist() == [True, None] * 200
+    assert outcome.failed.to_pylist() == [False, True] * 200
+
+
+POISON = {
+    "len(range(n)) > 0": "memory",
+    "len(repeat('x', n)) > 0": "memory",
+    "len(lpad('x', n::INT, 'y')) > 0": "memory",
+    "len(printf('%' || n || 'd', 1)) > 0": "memory",
+    "len(list_transform(range(n), lambda x: x || 'abc')) > 0": "memory",
+    "levenshtein(repeat('ab', n // 10000), repeat('ba', n // 10000)) > 0": "1 s",
+}
+
+
+@pytest.mark.parametrize("text", POISON)
+def test_a_record_that_takes_all_memory_or_time_fails_alone(text: str) -> None:
+    rows = pa.table({"n": pa.array([3, 2_000_000_000, 5], pa.int64())})
+    outcome = evaluate(text, rows, PREDICATE)
+    assert outcome.failed.to_pylist() == [False, True, False]
+    assert outcome.values.to_pylist()[1] is None
+    assert outcome.error is not None
+
+
+def test_no_json_ends_more_than_its_own_row() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    rows = pa.table({"merge_key": ["[]", deep, '{"a":' * 10_000 + "1" + "}" * 10_000, "[1]"]})
+    for text in (
+        "json_structure(merge_key)::VARCHAR",
+        "merge_key->>'$.a'",
+        "json(merge_key)",
+        "merge_key::JSON::INT[]::VARCHAR",
+        "json_keys(merge_key)::VARCHAR",
+    ):
+        outcome = evaluate(text, rows, MESSAGE)
+        alone = [evaluate(text, rows.slice(i, 1), MESSAGE) for i in range(4)]
+        assert outcome.values.to_pylist() == [one.values[0].as_py() for one in alone]
+        assert outcome.failed.to_pylist() == [one.failed[0].as_py() for one in alone]
+
+
+def test_nested_quantifiers_take_time_that_grows_with_the_text_alone() -> None:
+    rows = pa.table({"merge_key": ["a" * 1_000_000 + "b"]})
+    outcome = evaluate("regexp_matches(merge_key, '^(a+)+$')", rows, PREDICATE)
+    assert outcome.values.to_pylist() == [False]
+
+
+def test_a_result_is_null_where_it_is_larger_than_a_message_may_be() -> None:
+    rows = pa.table({"n": pa.array([1, 80 * 2**20], pa.int64())})
+    outcome = evaluate("repeat('x', n)", rows, MESSAGE)
+    assert outcome.values.to_pylist() == [b"x", None]
+    assert outcome.error == "its result has more than 64 MiB"
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.sampled_from(["1", "2", "x", "", "x/y", "UTC", "{", '{"a": 1}']), max_size=300),
+    st.sampled_from(
+        [
+            "merge_key::INT > 1",
+            "timezone(merge_key, TIMESTAMP '2026-01-01 00:00:00') IS NOT NULL",
+            "CASE WHEN len(merge_key) = 1 AND merge_key::INT > 0 THEN true END",
+            "merge_key->>'$.a' = '1'",
+        ]
+    ),
+)
+def test_what_an_expression_makes_of_a_row_does_not_depend_on_the_others(
+    keys: list[str], text: str
+) -> None:
+    rows = pa.table({"merge_key": pa.array(keys, pa.string())})
+    outcome = evaluate(text, rows, PREDICATE)
+    alone = {key: evaluate(text, pa.table({"merge_key": [key]}), PREDICATE) for key in {*keys}}
+    assert outcome.values.to_pylist() == [alone[key].values[0].as_py() for key in keys]
+    assert outcome.failed.to_pylist() == [alone[key].failed[0].as_py() for key in keys]
+
+
+def test_an_expression_that_reads_no_column_is_evaluated_once_for_all_rows() -> None:
+    rows = pa.table({"merge_key": ["a"] * 100_000})
+    outcome = evaluate("len(range(2000000000)) > 1", rows, PREDICATE)
+    assert outcome.failed.to_pylist() == [True] * 100_000
+
+
+def test_no_rows_are_no_rows() -> None:
+    empty = pa.table({"merge_key": pa.array([], pa.string())})
+    for text, kinds in (
+        ("merge_key = 'a'", PREDICATE),
+        ("true", PREDICATE),
+        ("merge_key", MESSAGE),
+    ):
+        assert len(evaluate(text, empty, kinds).values) == 0
+
+
+def test_an_expression_that_does_not_pass_is_not_evaluated() -> None:
+    with pytest.raises(ConfigurationError, match="`random"):
+        evaluate("random() > 0.5", pa.table({"merge_key": ["a"]}), PREDICATE)
+
+
+# -- the recorded results
+
+
+def test_the_recorded_expressions_give_what_they_gave() -> None:
+    """Where a release of DuckDB fails here, it becomes part of the rules' fingerprint
+    (docs/decisions/0061-the-users-sql-is-duckdbs.md)."""
+    recorded = json.loads((GOLDEN / "expressions.json").read_text(encoding="utf-8"))
+    assert len(EXPRESSIONS) >= 200
+    assert answers(EXPRESSIONS) == recorded
+
+
+# -- the process
+
+
+def test_the_process_starts_with_the_first_expression_and_serves_all_others(
+    evaluator: expressions._Evaluator,
+) -> None:
+    assert evaluator._process is None
+    rows = pa.table({"merge_key": ["a"]})
+    evaluate("merge_key = 'a'", rows, PREDICATE)
+    first = evaluator._process
+    evaluate("merge_key = 'b'", rows, PREDICATE)
+    assert first is not None
+    assert evaluator._process is first
+
+
+def test_the_process_reaches_nothing_outside(evaluator: expressions._Evaluator) -> None:
+    os.environ["WATERSMEET_TEST_SECRET"] = "hunter2"
+    try:
+        evaluate("true", pa.table({"merge_key": ["a"]}), PREDICATE)
+        assert evaluator._process is not None
+        process = psutil.Process(evaluator._process.pid)
+        assert "WATERSMEET_TEST_SECRET" not in process.environ()
+        connection = connect()
+        for query in (
+            "SELECT * FROM read_csv('/etc/passwd')",
+            "COPY (SELECT 1) TO '/tmp/x.csv'",
+            "ATTACH '/tmp/x.db'",
+            "INSTALL httpfs",
+            "LOAD httpfs",
+            "SET enable_external_access = true",
+            "SET TimeZone = 'Asia/Tokyo'",
+            "RESET lock_configuration",
+        ):
+            with pytest.raises(Exception, match=r"Permission|locked|disabled|configuration"):
+                connection.execute(query)
+    finally:
+        del os.environ["WATERSMEET_TEST_SECRET"]
+
+
+def test_a_process_that_a_person_kills_is_started_again(evaluator: expressions._Evaluator) -> None:
+    rows = pa.table({"merge_key": ["a"]})
+    evaluate("merge_key = 'a'", rows, PREDICATE)
+    assert evaluator._process is not None
+    os.kill(evaluator._process.pid, signal.SIGKILL)
+    assert evaluate("merge_key = 'a'", rows, PREDICATE).values.to_pylist() == [True]
+
+
+def test_a_process_that_is_killed_again_and_again_says_nothing_of_a_record(
+    evaluator: expressions._Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = expressions._started
+
+    def killed() -> subprocess.Popen[bytes]:
+        process = started()
+        os.kill(process.pid, signal.SIGKILL)
+        return process
+
+    monkeypatch.setattr(expressions, "_started", killed)
+    with pytest.raises(WorkerEndedError):
+        evaluate("merge_key = 'a'", pa.table({"merge_key": ["a"]}), PREDICATE)
+
+
+def test_the_process_does_not_end_by_the_signals_that_ask_a_run_to_stop(
+    evaluator: expressions._Evaluator,
+) -> None:
+    rows = pa.table({"merge_key": ["a"]})
+    evaluate("merge_key = 'a'", rows, PREDICATE)
+    process = evaluator._process
+    assert process is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(process.pid, number)
+    evaluate("merge_key = 'b'", rows, PREDICATE)
+    assert evaluator._process is process
+    assert os.getpgid(process.pid) != os.getpgid(0)
+
+
+def test_the_process_ends_with_its_parent_however_that_ends() -> None:
+    program = (
+        "import os, signal, pyarrow as pa\n"
+        "from watersmeet import expressions as e\n"
+        "e.evaluate('true', pa.table({'a': [1]}), e.PREDICATE)\n"
+        "print(e._evaluator()._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(ended.stdout)).wait(timeout=20)
+
+
+def test_a_python_without_duckdb_says_so(
+    evaluator: expressions._Evaluator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "duckdb.py").write_text("raise ImportError('No module named duckdb')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(ConfigurationError, match="cannot start: No module named duckdb"):
+        evaluate("true", pa.table({"merge_key": ["a"]}), PREDICATE)
+
+
+def test_no_duckdb_is_imported_by_who_evaluates() -> None:
+    program = (
+        "import sys, pyarrow as pa\n"
+        "from watersmeet import expressions as e\n"
+        "e.evaluate('true', pa.table({'a': [1]}), e.PREDICATE)\n"
+        "assert 'duckdb' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
