@@ -1,8 +1,10 @@
-"""A file that a task writes: its statistics in the log say what it holds, or nothing."""
+"""Files of tables before a commit names them: their statistics say what they hold, or nothing, and
+of what fails none is left."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,8 +14,10 @@ from deltalake.transaction import AddAction
 
 from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.core.types import TIME
+from watersmeet.lake import partitioned
 from watersmeet.lake.data_file import DataFile
 from watersmeet.lake.files import Files
+from watersmeet.lake.partitioned import PartitionedFiles
 
 FIRST, LAST = "1970-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z"
 BEYOND = (LAST_EVENT_TIME_MS + 1, 1_768_780_800_123_456, (2**63 - 1) // 1000)
@@ -53,3 +57,35 @@ def test_a_time_of_any_number_is_written_and_bounds_are_times_of_the_calendar(
     table.create_write_transaction([added], "append", table.schema())
     rows = DeltaTable(str(tmp_path)).to_pyarrow_table()
     assert sorted(us // 1000 for us in rows["time"].cast(pa.int64()).to_pylist()) == sorted(times)
+
+
+def test_files_that_were_complete_when_the_rest_failed_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitioned, "FILE_BYTES", 1)
+    lake, scratch = tmp_path / "lake", tmp_path / "scratch"
+    scratch.mkdir()
+    schema = SCHEMA.append(pa.field("status", pa.string()))
+    chunk = pa.table([[1], pa.array([1], TIME), ["open"]], schema=schema)
+
+    def chunks() -> Iterator[pa.Table]:
+        yield from (chunk, chunk)
+        assert len([*lake.rglob("*.parquet")]) == 2
+        raise ValueError("fails on purpose")
+
+    files = PartitionedFiles(schema, "status", str(lake), Files({}), scratch)
+    with pytest.raises(ValueError, match="on purpose"):
+        files.write(chunks())
+    assert [*lake.rglob("*.parquet")] == []
+
+
+def test_files_are_deleted_by_the_beginning_of_their_names_wherever_they_are(
+    tmp_path: Path,
+) -> None:
+    kept = [tmp_path / "part-b-1.parquet", tmp_path / "status=open" / "x-part-a-1.parquet"]
+    gone = [tmp_path / "part-a-1.parquet", tmp_path / "status=open" / "part-a-2.parquet"]
+    (tmp_path / "status=open").mkdir()
+    for file in (*kept, *gone):
+        file.touch()
+    Files({}).delete_beginning(str(tmp_path), "part-a-")
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)

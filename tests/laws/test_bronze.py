@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote
@@ -31,11 +35,12 @@ from tests.support.lakes import CaseLake, OpenSpark, folder_of
 from tests.support.topics import create_topics, delete_records, produce, produce_transaction
 from watersmeet.bronze import Bronze
 from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.engine import KafkaInput
 from watersmeet.errors import DataLossError, QuarantineLimitError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.commits import last_decision
-from watersmeet.running.bronze_table import BronzeTable
+from watersmeet.running.bronze_table import BronzeTable, kafka_input
 from watersmeet.running.generations import Jump, begin_first, targets_of
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.owner import Owner
@@ -313,6 +318,47 @@ def test_too_many_refused_records_stop_the_run_before_any_is_written(
     lake.settings = lake.settings.model_copy(update={"kafka": accepting})
     read(lake.owner(), lake, "tracking")
     assert len(records(lake, "tracking")) == len(records(lake, "orders")) == 1100
+
+
+@dataclass(frozen=True)
+class FailingInput(KafkaInput):
+    """One whose partition 1 cannot be decoded, once the other ones are written."""
+
+    kills: bool = False
+
+    def decode(self, batch: pa.RecordBatch) -> pa.Table:
+        if batch["partition"][0].as_py() == 1:
+            time.sleep(2)
+            if self.kills:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("fails on purpose")
+        return super().decode(batch)
+
+
+@pytest.mark.promise("N37")
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["spark-folder"], indirect=True, scope="module")
+@pytest.mark.parametrize("kills", [False, True], ids=["raises", "killed"])
+def test_a_batch_that_fails_in_one_range_leaves_no_file_of_the_others(
+    new_lake: MakeLake, kafka: str, *, kills: bool
+) -> None:
+    good: list[bytes | None] = [keyed("a", 5)] * 50
+    cases = {p: Case(dict.fromkeys(SOURCES, good), 100) for p in range(PARTITIONS)}
+    lake = begin(new_lake, kafka, f"one-range-{kills}", cases)
+    read(lake.owner(), lake, "orders")
+    orders = lake.input_of("orders")
+    whole = kafka_input(lake.settings, orders, frozenset())
+    failing = FailingInput(**vars(whole), kills=kills)
+    folder = Path(folder_of(lake.settings), tables.bronze("orders"))
+    before = sorted(folder.rglob("*.parquet"))
+    summary = BronzeTable(lake.owner(), lake.settings, orders).summary
+    with (
+        pytest.raises(Exception, match="worker exited" if kills else "fails on purpose"),
+        lake.engine.taken(failing, dict.fromkeys(cases, (0, 50)), summary),
+    ):
+        pass
+    assert sorted(folder.rglob("*.parquet")) == before
+    assert len(records(lake, "orders")) == 50 * PARTITIONS
 
 
 @pytest.mark.promise("C21")

@@ -51,7 +51,7 @@ from watersmeet.lake.by_delta_rs import DeltaRsReader, columns_of, sql_name, sql
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.conditions import literal
 from watersmeet.lake.conflicts import suppress_conflict
-from watersmeet.lake.data_file import DataFile
+from watersmeet.lake.data_file import FILES, DataFile
 from watersmeet.lake.features import check_features_of
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FILE_BYTES
@@ -298,28 +298,34 @@ class EmbeddedEngine(Polling):
         finally:
             files.delete_unless_offered(table)
 
-    def write_files(self, table: str, chunks: Iterable[pa.Table]) -> list[AddAction]:
+    def write_files(
+        self, table: str, chunks: Iterable[pa.Table], prefix: str = FILES
+    ) -> list[AddAction]:
         """Write rows to new files of a table, a row group for each chunk and value of the column
         that partitions it; return the files' entries for `append_files`.
 
-        Memory holds a chunk at a time. The chunks have the columns of the table.
+        Memory holds a chunk at a time. The chunks have the columns of the table, and the names of
+        the files begin with `prefix`. After a failure there are none.
         """
         layout = self.lake.layout[table]
         if not layout.partitioned_by:
-            return [*filter(None, [self.write_file(table, chunks)])]
+            return [*filter(None, [self.write_file(table, chunks, prefix)])]
         [by] = layout.partitioned_by
         path = self.reader.path(table)
         with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
             files = PartitionedFiles(
-                layout.schema, by, path, self.reader.files_of(table), Path(folder)
+                layout.schema, by, path, self.reader.files_of(table), Path(folder), prefix
             )
             return files.write(chunks)
 
-    def write_file(self, table: str, chunks: Iterable[pa.Table]) -> AddAction | None:
+    def write_file(
+        self, table: str, chunks: Iterable[pa.Table], prefix: str = FILES
+    ) -> AddAction | None:
         """Write rows to a new file of a table that is not partitioned, a row group for each chunk;
         return the file's entry for `append_files`, or None where there is no chunk.
 
-        Memory holds a chunk at a time. The chunks have the columns of the table.
+        Memory holds a chunk at a time. The chunks have the columns of the table, and the name of
+        the file begins with `prefix`.
         """
         layout = self.lake.layout[table]
         counted = layout.properties.get(COUNTED_COLUMNS, "").split(",")
@@ -334,7 +340,7 @@ class EmbeddedEngine(Polling):
                 file.write(rows)
             if file is None:
                 return None
-            name = f"part-{uuid.uuid4()}.snappy.parquet"
+            name = f"{prefix}{uuid.uuid4()}.snappy.parquet"
             return file.put(self.reader.files_of(table), self.reader.path(table), name, {})
 
     def takes_files(self, table: str) -> bool:

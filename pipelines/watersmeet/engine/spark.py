@@ -18,13 +18,14 @@ import hashlib
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
 from deltalake.transaction import AddAction
+from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -53,6 +54,7 @@ from watersmeet.engine.session import struct_type
 from watersmeet.engine.spark_writer import SparkWriter
 from watersmeet.engine.tasks import (
     CHUNK_BYTES,
+    FAILURE,
     FILE,
     INPUT,
     FromTables,
@@ -69,6 +71,7 @@ from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.by_spark import matching, summarised, table_rows
 from watersmeet.lake.choice import reader
 from watersmeet.lake.commits import Commit
+from watersmeet.lake.data_file import FILES
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.table_errors import names_tables, naming
@@ -154,18 +157,32 @@ class SparkEngine(Polling, SparkWriter):
                 yield Taken(kept, self.summary(kept, summary.by, summary.values), reached)
             return
         parts = split_ranges(source.offset_ranges(ranges), self._tasks)
-        tasks = ToFiles(self.lake, self._id, source, parts, summary)
-        groups = (
-            self.spark.range(0, len(parts), 1, len(parts))
-            .mapInArrow(tasks, self._type(tasks.schema))
-            .toArrow()
-        )
-        files = _written_files(writer, groups[FILE.name].unique().to_pylist())
-        try:
+        tasks = ToFiles(self.lake, self._id, source, parts, summary, _new_prefix())
+        numbers = self.spark.range(0, len(parts), 1, len(parts))
+        with self._writing(writer, table, tasks, numbers) as (files, groups):
             reached = {p: until for p, (_, until) in ranges.items()}
-            yield Taken(files, groups.drop_columns([FILE.name]), reached)
+            yield Taken(files, groups.drop_columns([FILE.name, FAILURE.name]), reached)
+
+    @contextmanager
+    def _writing(
+        self, writer: EmbeddedEngine, table: str, tasks: ToFiles | RowsToFiles, rows: DataFrame
+    ) -> Iterator[tuple[WrittenFiles, pa.Table]]:
+        """Have tasks write files of a table, and provide these for a commit inside the `with`
+        block, with the rows that the tasks yield. Unless a commit was to name the files, they are
+        deleted.
+        """
+        files = WrittenFiles(writer, [])
+        try:
+            told = rows.mapInArrow(tasks, self._type(tasks.schema)).toArrow()
+            for failure in told[FAILURE.name].drop_null().to_pylist():
+                raise PythonException(failure)
+            entries = told[FILE.name].unique().to_pylist()
+            files.entries = [AddAction(**json.loads(entry)) for entry in entries]
+            yield files, told
         finally:
-            files.delete_unless_offered(table)
+            if not files.are_offered:
+                with suppress(Exception):  # vacuum comes later; this must not hide what failed
+                    writer.reader.delete_beginning(table, tasks.files)
 
     # -- transforming
 
@@ -333,11 +350,10 @@ class SparkEngine(Polling, SparkWriter):
             with self.changing(table):
                 by_delta_rs.append(table, rows, commit)
         elif by_delta_rs.takes_files(table):
-            tasks = RowsToFiles(self.lake, self._id, table)
+            tasks = RowsToFiles(self.lake, self._id, table, _new_prefix())
             rows = rows.select(*self.lake.schema(table).names)
-            written = rows.mapInArrow(tasks, self._type(tasks.schema)).toArrow()
-            entries = written[FILE.name].to_pylist()
-            self.append(table, _written_files(by_delta_rs, entries), commit)
+            with self._writing(by_delta_rs, table, tasks, rows) as (files, _):
+                self.append(table, files, commit)
         else:
             super().append(table, rows, commit)
 
@@ -482,8 +498,9 @@ class _Query:
         self._query.stop()
 
 
-def _written_files(writer: EmbeddedEngine, entries: Iterable[str]) -> WrittenFiles:
-    return WrittenFiles(writer, [AddAction(**json.loads(entry)) for entry in entries])
+def _new_prefix() -> str:
+    """Return a beginning for the names of files that no other batch has."""
+    return f"{FILES}{uuid.uuid4().hex}-"
 
 
 def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:

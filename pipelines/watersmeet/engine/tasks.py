@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -28,6 +29,13 @@ CHUNK_BYTES: Final = 32 * 1024 * 1024
 
 FILE: Final = pa.field("file", pa.string())
 """The column with the entry of a file for a commit, as JSON."""
+
+FAILURE: Final = pa.field("failure", pa.string())
+"""The column with the trace of what a task has raised, in a row of its own.
+
+It is no failure for Spark, which would kill the other tasks wherever they are. So all have ended
+when the driver deletes the files of the batch.
+"""
 
 INPUT = "input"
 """The column with the number of the input to which a row belongs, beside the columns of
@@ -71,7 +79,7 @@ class ToFiles:
 
     A task reads a range of Kafka and writes its records to a file of bronze, which no commit names
     yet. It yields the groups of a summary of its records, each with the file's entry for a commit
-    (`FILE`).
+    (`FILE`), or its failure (`FAILURE`). The names of all files begin with `files`.
     """
 
     lake: Lake
@@ -79,6 +87,7 @@ class ToFiles:
     source: KafkaInput
     ranges: Sequence[Range]
     summary: Summary
+    files: str
 
     @property
     def schema(self) -> pa.Schema:
@@ -86,21 +95,25 @@ class ToFiles:
         schema = self.lake.schema(self._table)
         by = [schema.field(name) for name in self.summary.by]
         values = [pa.field(name, pa.int64()) for name in self.summary.values]
-        return pa.schema([*by, *values, FILE])
+        return pa.schema([*by, *values, FILE, FAILURE])
 
     def __call__(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run in a Python worker of Spark: yield the groups of each range."""
         leave_imports_alone()
+        return _with_failure(self._groups(tasks), self.schema)
+
+    def _groups(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         engine = _engine(self.lake, self.engine_id)
         for number in (number for task in tasks for number in task["id"].to_pylist()):
             groups = list[pa.Table]()
             added = engine.write_file(
-                self._table, self._row_groups(self.ranges[number], engine, groups)
+                self._table, self._row_groups(self.ranges[number], engine, groups), self.files
             )
             if added is not None:
                 entry = pa.scalar(json.dumps(asdict(added)), FILE.type)
                 rows = pa.concat_tables(groups)
                 rows = rows.append_column(FILE, pa.repeat(entry, len(rows)))
+                rows = rows.append_column(FAILURE, pa.nulls(len(rows), FAILURE.type))
                 yield from _chunks(rows, self.schema)
 
     def _row_groups(
@@ -136,19 +149,24 @@ class RowsToFiles:
     """`Engine.append` of rows that tasks have, as a function for mapInArrow.
 
     A task writes its rows to files of a table, which no commit names yet, and yields the files'
-    entries for one.
+    entries for one, or its failure. The names of all files begin with `files`.
     """
 
     lake: Lake
     engine_id: str
     table: str
-    schema = pa.schema([FILE])
+    files: str
+    schema = pa.schema([FILE, FAILURE])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run in a Python worker of Spark: yield the entries of the files."""
-        added = _engine(self.lake, self.engine_id).write_files(self.table, self._chunks(batches))
+        return _with_failure(self._entries(batches), self.schema)
+
+    def _entries(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        engine = _engine(self.lake, self.engine_id)
+        added = engine.write_files(self.table, self._chunks(batches), self.files)
         entries = pa.array([json.dumps(asdict(file)) for file in added], FILE.type)
-        yield pa.record_batch([entries], schema=self.schema)
+        yield pa.record_batch([entries, pa.nulls(len(added), FAILURE.type)], schema=self.schema)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield the rows in chunks that are worth a row group."""
@@ -161,6 +179,13 @@ class RowsToFiles:
                 chunk = []
         if any(rows.num_rows for rows in chunk):
             yield pa.Table.from_batches(chunk).cast(schema)
+
+
+def _with_failure(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from batches
+    except Exception:
+        yield pa.RecordBatch.from_pylist([{FAILURE.name: traceback.format_exc()}], schema)
 
 
 class _TaskReader(DeltaRsReader):

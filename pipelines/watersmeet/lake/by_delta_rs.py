@@ -241,6 +241,10 @@ class DeltaRsReader(TableReader):
         """
         self.files_of(table).delete_files(self.path(table), names)
 
+    def delete_beginning(self, table: str, prefix: str) -> None:
+        """Delete all files below a table's folder whose names begin so."""
+        self.files_of(table).delete_beginning(self.path(table), prefix)
+
     def _at(self, table: str, version: int | None) -> DeltaTable:
         return self.opened(table) if version is None else self.opened_at(table, version)
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,9 @@ from deltalake.transaction import AddAction
 
 from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.lake.files import Files
+
+FILES: Final = "part-"
+"""The beginning of the names of all data files."""
 
 
 class DataFile:

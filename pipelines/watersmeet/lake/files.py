@@ -95,7 +95,11 @@ class Files:
         if scheme_of(address) is None:
             target = Path(local_path(address))
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(path, target)
+            try:
+                shutil.move(path, target)
+            except BaseException:
+                target.unlink(missing_ok=True)  # a part of it, from another disk
+                raise
             return
         with self._at(address, "writing") as (store, name):
             obstore.put(store, name, path)
@@ -162,6 +166,17 @@ class Files:
         elif names:
             with self._at(folder, "deleting") as (store, below), suppress(FileNotFoundError):
                 obstore.delete(store, [f"{below}/{name}" for name in names])
+
+    def delete_beginning(self, folder: str, prefix: str) -> None:
+        """Delete all files below a folder whose names begin so."""
+        if scheme_of(folder) is None:
+            for path in Path(local_path(folder)).rglob(f"{prefix}*"):
+                path.unlink(missing_ok=True)
+            return
+        below = [path for path in self._below(folder) if path.rpartition("/")[2].startswith(prefix)]
+        if below:
+            with self._at(folder, "deleting") as (store, _), suppress(FileNotFoundError):
+                obstore.delete(store, below)
 
     def check_readable(self, address: str) -> None:
         """Raise WatersmeetError where a store does not answer, refuses, or lacks the bucket."""

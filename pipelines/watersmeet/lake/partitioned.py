@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 
 from watersmeet.core.types import TIME
-from watersmeet.lake.data_file import DataFile
+from watersmeet.lake.data_file import FILES, DataFile
 from watersmeet.lake.files import Files
 from watersmeet.lake.maintenance import FILE_BYTES
 
@@ -64,18 +64,36 @@ class PartitionedFiles:
     """
 
     def __init__(
-        self, schema: pa.Schema, by: str, address: str, files: Files, folder: Path
+        self,
+        schema: pa.Schema,
+        by: str,
+        address: str,
+        files: Files,
+        folder: Path,
+        prefix: str = FILES,
     ) -> None:
         self._by = by
         self._address = address
         self._files = files
         self._folder = folder
+        self._prefix = prefix
         self._schema = schema.remove(schema.get_field_index(by))
         self._counted = [field.name for field in self._schema if field.type in _COUNTED]
 
     def write(self, chunks: Iterable[pa.Table]) -> list[AddAction]:
-        """Write all rows, a row group for each piece; return the files' entries for a commit."""
+        """Write all rows, a row group for each piece; return the files' entries for a commit.
+
+        After a failure there are no files.
+        """
         added: list[AddAction] = []
+        try:
+            self._write(chunks, added)
+        except BaseException:
+            self._files.delete_files(self._address, [file.path for file in added])
+            raise
+        return added
+
+    def _write(self, chunks: Iterable[pa.Table], added: list[AddAction]) -> None:
         written: dict[str, DataFile] = {}
         for chunk in chunks:
             for value in pc.unique(chunk[self._by]).to_pylist():
@@ -88,8 +106,9 @@ class PartitionedFiles:
                     written[value] = DataFile(self._folder / value, self._schema, self._counted)
                 if written[value].write(rows) >= FILE_BYTES:
                     added.append(self._added(value, written.pop(value)))
-        return added + [self._added(value, file) for value, file in written.items()]
+        for value, file in written.items():
+            added.append(self._added(value, file))
 
     def _added(self, value: str, file: DataFile) -> AddAction:
-        name = f"{self._by}={value}/part-{uuid.uuid4()}.snappy.parquet"
+        name = f"{self._by}={value}/{self._prefix}{uuid.uuid4()}.snappy.parquet"
         return file.put(self._files, self._address, name, {self._by: value})
