@@ -361,6 +361,23 @@ def test_a_batch_that_fails_in_one_range_leaves_no_file_of_the_others(
     assert len(records(lake, "orders")) == 50 * PARTITIONS
 
 
+@pytest.mark.promise("C70")
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["spark-folder"], indirect=True, scope="module")
+def test_files_of_tasks_are_made_with_the_umask_of_the_run(
+    new_lake: MakeLake, kafka: str, request: pytest.FixtureRequest
+) -> None:
+    """Executors have one of their own."""
+    before = os.umask(0o027)
+    request.addfinalizer(lambda: os.umask(before))
+    lake = begin(
+        new_lake, kafka, "umask", {0: Case({source: [keyed("a", 5)] for source in SOURCES}, 100)}
+    )
+    read(lake.owner(), lake, "orders")
+    folder = Path(folder_of(lake.settings), tables.bronze("orders"))
+    assert [oct(file.stat().st_mode & 0o777) for file in folder.glob("*.parquet")] == ["0o640"]
+
+
 @pytest.mark.promise("C21")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_what_holds_no_record_behind_the_last_row_is_not_lost_when_kafka_deletes_it(

@@ -15,7 +15,13 @@ from pyspark.sql import functions as F
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for
-from watersmeet.engine.checks import check_executors, check_versions, number_of_tasks
+from watersmeet.engine.checks import (
+    ask_executors,
+    check_executors,
+    check_versions,
+    number_of_tasks,
+    problem_of_files,
+)
 from watersmeet.engine.session import LAYER_SETTINGS, spark_session
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
@@ -172,6 +178,18 @@ def test_a_folder_of_this_machine_will_do_where_spark_runs_on_it(
 ) -> None:
     check_executors(root_session, Lake(settings_for(tmp_path)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_executors_try_to_read_make_and_delete_files_and_leave_none(
+    root_session: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lake(settings_for(tmp_path))
+    answers = ask_executors(root_session, lake)
+    assert {(answer.sees, answer.problem) for answer in answers} == {(True, None)}
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert problem_of_files(lake, str(tmp_path)) == "Is a directory", "a file of the driver"
+    nobody_writes = Lake(settings_for(tmp_path, lake="/proc"))
+    assert problem_of_files(nobody_writes) is not None
 
 
 @pytest.mark.parametrize(

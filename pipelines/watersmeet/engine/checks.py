@@ -9,7 +9,6 @@ import re
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -21,7 +20,8 @@ from pyspark.sql import functions as F
 import watersmeet
 from watersmeet.core.types import columns_ddl
 from watersmeet.errors import ConfigurationError, WatersmeetError, root_cause
-from watersmeet.lake.location import Lake, local_path, scheme_of
+from watersmeet.lake.files import Files
+from watersmeet.lake.location import Lake, has_store, scheme_of
 from watersmeet.lake.store import check_readable
 
 OLDEST: Final = (4, 2)
@@ -111,27 +111,32 @@ def number_of_tasks(spark: SparkSession) -> int:
 
 
 def check_executors(spark: SparkSession, lake: Lake) -> None:
-    """Raise ConfigurationError where Spark's executors cannot run the layers' tasks, cannot open a
-    lake in an object store, or do not see one that is a folder: what they write would be lost.
+    """Raise ConfigurationError where Spark's executors cannot run the layers' tasks, do not see a
+    lake that is a folder (what they write would be lost), or cannot read, make and delete files in
+    the lake.
     """
-    if (spark.conf.get("spark.master", None) or "").startswith("local") and not is_remote():
-        return
-    folder = (
-        None
-        if lake.is_catalog or scheme_of(lake.location) is not None
-        else Path(local_path(lake.location))
-    )
-    marker = None if folder is None else folder / f"_seen-{uuid.uuid4()}"
-    if marker is not None:
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
+    if not (spark.conf.get("spark.master", None) or "").startswith("local") or is_remote():
+        _check_answers(lake, ask_executors(spark, lake))
 
+
+def ask_executors(spark: SparkSession, lake: Lake) -> list[Row]:
+    """Have as many tasks as there will be look around where they run, and return their answers:
+
+    - `version`: that of Watersmeet there;
+    - `sees`: False where the lake is a folder, and not the driver's;
+    - `problem`: why they cannot work with the lake's files, or null.
+
+    Raises ConfigurationError where they cannot run.
+    """
+    is_folder = not lake.is_catalog and scheme_of(lake.location) is None
+    marker = f"{lake.location}/_seen-{uuid.uuid4()}" if is_folder else None
+    files = Files(lake.storage)
+    if marker is not None:
+        files.write_text(marker, "")
     schema = pa.schema([("version", pa.string()), ("sees", pa.bool_()), ("problem", pa.string())])
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run on an executor: yield for each batch the version of Watersmeet there, whether the
-        marker file is seen, and why the lake's store cannot be read.
-        """
+        """Run on an executor: yield the answer for each batch."""
         # With all that they import.
         for name in (
             "watersmeet.kafka.reading",
@@ -139,28 +144,43 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
         ):
             importlib.import_module(name)
         version = importlib.import_module("watersmeet").__version__
-        sees = marker is None or marker.exists()
-        answer = {"version": version, "sees": sees, "problem": _problem_of_store(lake)}
+        sees = marker is None or Files({}).exists(marker)
+        problem = problem_of_files(lake, marker) if sees else None
+        answer = {"version": version, "sees": sees, "problem": problem}
         for _ in batches:
             yield pa.RecordBatch.from_pylist([answer], schema)
 
     try:
         tasks = number_of_tasks(spark)
-        answers = spark.range(0, tasks, 1, tasks).mapInArrow(look, columns_ddl(schema)).collect()
+        return spark.range(0, tasks, 1, tasks).mapInArrow(look, columns_ddl(schema)).collect()
     except Exception as error:  # whatever keeps a Python worker from running
         raise _unfit(_cause(error)) from None
     finally:
         if marker is not None:
-            marker.unlink(missing_ok=True)
-    _check_answers(lake, answers)
+            files.delete(marker)
 
 
-def _problem_of_store(lake: Lake) -> str | None:
-    """Return why the lake's objects cannot be listed here; None where they can, or are none."""
+def problem_of_files(lake: Lake, marker: str | None = None) -> str | None:
+    """Return why files cannot be listed, read, made and deleted in a lake from here; None where
+    they can, or where only Spark opens the lake.
+
+    `marker`: a file that somebody else has made there.
+    """
+    if lake.is_catalog or not (scheme_of(lake.location) is None or has_store(lake.location)):
+        return None
+    files = Files(lake.storage)
+    probe = f"{lake.location}/_probe-{uuid.uuid4()}"
     try:
         check_readable(lake)
+        if marker is not None:
+            files.read_text(marker)
+        files.write_text(probe, "")
+        files.read_text(probe)
+        files.delete(probe)
     except WatersmeetError as error:
         return str(error)
+    except OSError as error:
+        return error.strerror
     return None
 
 
@@ -179,9 +199,13 @@ def _check_answers(lake: Lake, answers: Sequence[Row]) -> None:
         )
     if problems := {row.problem for row in answers} - {None}:
         raise ConfigurationError(
-            f"Spark's executors cannot open {lake.location} ({min(problems)})",
+            f"Spark's executors cannot read, make and delete files in {lake.location} "
+            f"({min(problems)})",
             where="lake",
-            fix="name what opens it under `storage:`, or in the environment of every executor",
+            fix=(
+                "name what opens it under `storage:`, or in the environment of every executor, and "
+                "let the user that they run as do so"
+            ),
         )
 
 

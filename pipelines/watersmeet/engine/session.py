@@ -36,6 +36,7 @@ from watersmeet.jvm.artifacts import SPARK, jars
 from watersmeet.jvm.class_archive import java_options
 from watersmeet.kafka.workers import SAFE_PATH
 from watersmeet.lake.location import hadoop_path
+from watersmeet.lake.process import umask
 from watersmeet.lake.tables import STATISTICS_BYTES
 
 JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
@@ -307,7 +308,12 @@ def _own_session(settings: Mapping[str, str]) -> SparkSession:
         *collector,
         *user_options,
     ]
-    own = {**_OWN_SETTINGS, "spark.jars": ",".join(map(str, jars(SPARK)))}
+    own = {
+        **_OWN_SETTINGS,
+        "spark.jars": ",".join(map(str, jars(SPARK))),
+        # Hadoop gives files its own permissions, whatever the process has.
+        "spark.hadoop.fs.permissions.umask-mode": f"{umask():03o}",
+    }
     used = {**own, **settings, SPARK_JAVA_OPTIONS: " ".join(filter(None, options))}
     # For Spark's Python workers, which start in the current folder.
     os.environ.setdefault(*SAFE_PATH)

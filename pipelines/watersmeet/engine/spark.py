@@ -58,6 +58,7 @@ from watersmeet.engine.tasks import (
     FILE,
     INPUT,
     FromTables,
+    NewFiles,
     RowsToFiles,
     ToFiles,
     called,
@@ -74,6 +75,7 @@ from watersmeet.lake.commits import Commit
 from watersmeet.lake.data_file import FILES
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, hadoop_path
+from watersmeet.lake.process import umask
 from watersmeet.lake.table_errors import names_tables, naming
 from watersmeet.lake.table_reader import Where, normalise, row_count
 from watersmeet.lake.tables import Table, has_records
@@ -109,6 +111,7 @@ class SparkEngine(Polling, SparkWriter):
         by_delta_rs = isinstance(self.reader, DeltaRsReader)
         self.few_bytes = FEW_BYTES if by_delta_rs else self.merge_bytes
         self._tasks = number_of_tasks(spark)
+        self._umask = umask()
 
     # -- reading
 
@@ -157,11 +160,15 @@ class SparkEngine(Polling, SparkWriter):
                 yield Taken(kept, self.summary(kept, summary.by, summary.values), reached)
             return
         parts = split_ranges(source.offset_ranges(ranges), self._tasks)
-        tasks = ToFiles(self.lake, self._id, source, parts, summary, _new_prefix())
+        tasks = ToFiles(self.lake, self._id, source, parts, summary, self._new_files())
         numbers = self.spark.range(0, len(parts), 1, len(parts))
         with self._writing(writer, table, tasks, numbers) as (files, groups):
             reached = {p: until for p, (_, until) in ranges.items()}
             yield Taken(files, groups.drop_columns([FILE.name, FAILURE.name]), reached)
+
+    def _new_files(self) -> NewFiles:
+        """Return how a batch makes files, whose names begin as those of no other one."""
+        return NewFiles(f"{FILES}{uuid.uuid4().hex}-", self._umask)
 
     @contextmanager
     def _writing(
@@ -182,7 +189,7 @@ class SparkEngine(Polling, SparkWriter):
         finally:
             if not files.are_offered:
                 with suppress(Exception):  # vacuum comes later; this must not hide what failed
-                    writer.reader.delete_beginning(table, tasks.files)
+                    writer.reader.delete_beginning(table, tasks.files.prefix)
 
     # -- transforming
 
@@ -350,7 +357,7 @@ class SparkEngine(Polling, SparkWriter):
             with self.changing(table):
                 by_delta_rs.append(table, rows, commit)
         elif by_delta_rs.takes_files(table):
-            tasks = RowsToFiles(self.lake, self._id, table, _new_prefix())
+            tasks = RowsToFiles(self.lake, self._id, table, self._new_files())
             rows = rows.select(*self.lake.schema(table).names)
             with self._writing(by_delta_rs, table, tasks, rows) as (files, _):
                 self.append(table, files, commit)
@@ -496,11 +503,6 @@ class _Query:
     def stop(self) -> None:
         """Stop the query; return once it has ended."""
         self._query.stop()
-
-
-def _new_prefix() -> str:
-    """Return a beginning for the names of files that no other batch has."""
-    return f"{FILES}{uuid.uuid4().hex}-"
 
 
 def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:

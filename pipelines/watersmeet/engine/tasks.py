@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -74,12 +75,34 @@ class FromTables:
 
 
 @dataclass(frozen=True)
+class NewFiles:
+    """How the tasks of a batch make its files: the beginning of the files' names, and the umask of
+    the run, whoever the executors are.
+    """
+
+    prefix: str
+    umask: int
+
+    def made(
+        self, batches: Iterator[pa.RecordBatch], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what a task does that makes files, and then its failure, if it fails."""
+        before = os.umask(self.umask)
+        try:
+            yield from batches
+        except Exception:
+            yield pa.RecordBatch.from_pylist([{FAILURE.name: traceback.format_exc()}], schema)
+        finally:
+            os.umask(before)
+
+
+@dataclass(frozen=True)
 class ToFiles:
     """`Engine.taken` as a function for mapInArrow, whose rows are the numbers of ranges.
 
     A task reads a range of Kafka and writes its records to a file of bronze, which no commit names
     yet. It yields the groups of a summary of its records, each with the file's entry for a commit
-    (`FILE`), or its failure (`FAILURE`). The names of all files begin with `files`.
+    (`FILE`), or its failure (`FAILURE`).
     """
 
     lake: Lake
@@ -87,7 +110,7 @@ class ToFiles:
     source: KafkaInput
     ranges: Sequence[Range]
     summary: Summary
-    files: str
+    files: NewFiles
 
     @property
     def schema(self) -> pa.Schema:
@@ -100,14 +123,16 @@ class ToFiles:
     def __call__(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run in a Python worker of Spark: yield the groups of each range."""
         leave_imports_alone()
-        return _with_failure(self._groups(tasks), self.schema)
+        return self.files.made(self._groups(tasks), self.schema)
 
     def _groups(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         engine = _engine(self.lake, self.engine_id)
         for number in (number for task in tasks for number in task["id"].to_pylist()):
             groups = list[pa.Table]()
             added = engine.write_file(
-                self._table, self._row_groups(self.ranges[number], engine, groups), self.files
+                self._table,
+                self._row_groups(self.ranges[number], engine, groups),
+                self.files.prefix,
             )
             if added is not None:
                 entry = pa.scalar(json.dumps(asdict(added)), FILE.type)
@@ -149,22 +174,22 @@ class RowsToFiles:
     """`Engine.append` of rows that tasks have, as a function for mapInArrow.
 
     A task writes its rows to files of a table, which no commit names yet, and yields the files'
-    entries for one, or its failure. The names of all files begin with `files`.
+    entries for one, or its failure.
     """
 
     lake: Lake
     engine_id: str
     table: str
-    files: str
+    files: NewFiles
     schema = pa.schema([FILE, FAILURE])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run in a Python worker of Spark: yield the entries of the files."""
-        return _with_failure(self._entries(batches), self.schema)
+        return self.files.made(self._entries(batches), self.schema)
 
     def _entries(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         engine = _engine(self.lake, self.engine_id)
-        added = engine.write_files(self.table, self._chunks(batches), self.files)
+        added = engine.write_files(self.table, self._chunks(batches), self.files.prefix)
         entries = pa.array([json.dumps(asdict(file)) for file in added], FILE.type)
         yield pa.record_batch([entries, pa.nulls(len(added), FAILURE.type)], schema=self.schema)
 
@@ -179,13 +204,6 @@ class RowsToFiles:
                 chunk = []
         if any(rows.num_rows for rows in chunk):
             yield pa.Table.from_batches(chunk).cast(schema)
-
-
-def _with_failure(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    try:
-        yield from batches
-    except Exception:
-        yield pa.RecordBatch.from_pylist([{FAILURE.name: traceback.format_exc()}], schema)
 
 
 class _TaskReader(DeltaRsReader):

@@ -62,3 +62,13 @@ def is_gone(pid: int, started: int | None) -> bool:
         pass  # it is another user's, so it is there
     now = start_ticks(pid)
     return None not in (now, started) and now != started
+
+
+def umask() -> int:
+    """Return the umask of this process, which the system only tells by setting another one.
+
+    For that moment the files of other threads are for their user alone.
+    """
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
