@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,7 +64,7 @@ def test_a_violation_names_a_field_with_escapes(steering: str) -> None:
         (closed, {"a": {f"x{steering}y": 1}}),
         (deep, {"b": {f"x{steering}y": 1}}),
     ):
-        violation = ValueSchema(json.dumps(schema), None).validator()(value)
+        violation = ValueSchema(json.dumps(schema), pa.struct([])).validator()(value)
         assert violation is not None
         assert violation.isprintable()
         assert "x" in violation

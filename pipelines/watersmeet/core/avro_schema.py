@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -21,6 +21,7 @@ from fastavro import parse_schema, schemaless_reader
 from fastavro.read import SchemaResolutionError
 
 from watersmeet.core.avro_columns import Parsed, column_of, parsed
+from watersmeet.core.items import TOO_MANY, AvroItems
 from watersmeet.core.json_schema import UnfitError
 from watersmeet.core.json_text import UndecodableError
 from watersmeet.core.values import coerce, number_text
@@ -82,14 +83,16 @@ class AvroSchema:
     earlier: tuple[AvroSchema, ...] = ()
     since: Mapping[int, int] = field(default_factory=dict, hash=False)
 
-    def decoder(self) -> Decode:
+    def decoder(self, *, is_bounded: bool = True) -> Decode:
         """Return the decoder of records that have not been read yet.
 
-        It raises what `writers` raises for an id.
+        It raises what `writers` raises for an id. `is_bounded`: False for values of any number of
+        items.
         """
         writers = self.writers
+        read_as_this = partial(_decoder, read_with=self.text, is_bounded=is_bounded)
         if writers is None:
-            return self._of_bare_values() if self.earlier else _decoder(self.text, self.text)
+            return self._of_bare_values(read_as_this) if self.earlier else read_as_this(self.text)
 
         def decode(value: bytes | None, *_: int) -> dict[str, Any]:
             """Decode a value, with its writer's schema id before it, as the reader's schema has it.
@@ -97,7 +100,7 @@ class AvroSchema:
             Raises UndecodableError where it is not such a value.
             """
             if value is None:
-                return _decoder(self.text, self.text)(None)
+                return read_as_this(self.text)(None)
             schema_id = schema_id_of(value)
             if schema_id is None:
                 raise UndecodableError(
@@ -105,16 +108,15 @@ class AvroSchema:
                     "with"
                 )
             try:
-                return _decoder(writers[schema_id], self.text)(value[_FRAME:])
+                return read_as_this(writers[schema_id])(value[_FRAME:])
             except UndecodableError as error:
                 raise UndecodableError(f"{error} (written with schema {schema_id})") from None
 
         return decode
 
-    def _of_bare_values(self) -> Decode:
+    def _of_bare_values(self, read_as_this: Callable[[str], Decode]) -> Decode:
         written = [
-            (schema.since, _decoder(schema.text, self.text))
-            for schema in (self, *reversed(self.earlier))
+            (schema.since, read_as_this(schema.text)) for schema in (self, *reversed(self.earlier))
         ]
 
         def decode(value: bytes | None, partition: int = 0, offset: int = 0) -> dict[str, Any]:
@@ -142,14 +144,14 @@ class AvroSchema:
         A value that this schema cannot read is decoded by the latest schema that can. It is
         returned in the fields of this schema, with null for what does not fit them.
         """
-        decode = self.decoder()
+        decode = self.decoder(is_bounded=False)
         if not self.earlier:
             return decode
         others = [
             replace(schema, writers=self.writers, earlier=self.earlier[:i])
             for i, schema in enumerate(self.earlier)
         ]
-        decoders = [other.decoder() for other in reversed(others)]
+        decoders = [other.decoder(is_bounded=False) for other in reversed(others)]
 
         def decode_accepted(value: bytes | None, *place: int) -> dict[str, Any]:
             """Decode a value by the first schema that can read it, from the present one backwards.
@@ -241,8 +243,11 @@ def self_contained(text: str, references: Sequence[str]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _decoder(written_with: str, read_with: str) -> Decode:
-    """Return the decoder of values without a frame, written with one schema and read as another."""
+def _decoder(written_with: str, read_with: str, *, is_bounded: bool = True) -> Decode:
+    """Return the decoder of values without a frame, written with one schema and read as another.
+
+    `is_bounded`: False for values that bronze has accepted, whatever was added to the schema since.
+    """
     reader = parsed(orjson.loads(read_with))
     if written_with == UNKNOWN:
         return _refusing("the registry did not have the schema that it was written with")
@@ -254,14 +259,15 @@ def _decoder(written_with: str, read_with: str) -> Decode:
         return _refusing("the schema that it was written with is no Avro schema")
     is_resolved = writer.schema != reader.schema
     convert = column_of(reader, is_resolved=is_resolved).convert
+    items = AvroItems(writer.named, reader.named)
+    has_many_items = items.of(writer.schema, reader.schema) if is_bounded else None
 
     def decode(value: bytes | None, *_: int) -> dict[str, Any]:
         """Decode a bare Avro value as the reader's schema has it.
 
         Raises UndecodableError where it is not one.
         """
-        if value is None:
-            raise UndecodableError("no value (tombstone)")
+        value = _decodable(value, has_many_items)
         content: Any = _Content(value)
         try:
             document: Any = schemaless_reader(
@@ -278,6 +284,14 @@ def _decoder(written_with: str, read_with: str) -> Decode:
         return dict(document)
 
     return decode
+
+
+def _decodable(value: bytes | None, has_many_items: Callable[[bytes], bool] | None) -> bytes:
+    if value is None:
+        raise UndecodableError("no value (tombstone)")
+    if has_many_items is not None and has_many_items(value):
+        raise UndecodableError(TOO_MANY)
+    return value
 
 
 class _Content:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.columns import Booleans, Int64s, int64s, lengths, time_column
+from watersmeet.core.items import MAX_ITEMS, has_many_items
 from watersmeet.core.json_text import MAX_DEPTH, is_deeper, key_text
 from watersmeet.core.paths import Path
 from watersmeet.core.times import LAST_EVENT_TIME_MS, parse_iso_8601, time_zone
@@ -175,7 +176,11 @@ class _Fields:
         # The decoder skips over bytes that are no UTF-8, and over more levels than are allowed.
         for row in np.flatnonzero(_utf8(column).is_null()).tolist():
             values[row] = _REFUSED
-        for row in np.flatnonzero(lengths(column) > 2 * MAX_DEPTH).tolist():
+        sizes = lengths(column)
+        for row in np.flatnonzero(sizes > MAX_ITEMS).tolist():
+            if has_many_items(values[row]):
+                values[row] = _REFUSED
+        for row in np.flatnonzero(sizes > 2 * MAX_DEPTH).tolist():
             if is_deeper(values[row], MAX_DEPTH):
                 values[row] = _REFUSED
         documents: list[msgspec.Struct] = []

@@ -14,6 +14,7 @@ import jsonschema_rs
 import orjson
 import pyarrow as pa
 
+from watersmeet.core.items import MAX_ITEMS, TOO_MANY, counter_of_lists
 from watersmeet.core.texts import printable
 from watersmeet.core.types import is_identifier
 from watersmeet.errors import ConfigurationError
@@ -67,6 +68,7 @@ class ValueSchema:
         they are annotations.
         """
         compiled = _compiled(orjson.loads(self.text))
+        count = counter_of_lists(self.type)
 
         def first_violation(value: Any) -> str | None:
             """Return where and how a JSON value first breaks the schema, or None.
@@ -74,7 +76,7 @@ class ValueSchema:
             The words are of bounded length.
             """
             if compiled.is_valid(value):
-                return None
+                return TOO_MANY if count is not None and count(value) > MAX_ITEMS else None
             error = next(iter(compiled.iter_errors(value)))
             sentence = f"{_json_path(error.instance_path)}: {printable(error.message)}"
             return (

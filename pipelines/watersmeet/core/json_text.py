@@ -15,6 +15,8 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
+from watersmeet.core.items import TOO_MANY, has_many_items
+
 MAX_DEPTH: Final = 500
 """Maximum levels of nesting: half of what Python's and Jackson's parsers take.
 
@@ -50,6 +52,8 @@ def parse_object(value: bytes | None, violation: Violation | None) -> dict[str, 
     """
     if value is None:
         raise UndecodableError("no value (tombstone)")
+    if has_many_items(value):
+        raise UndecodableError(TOO_MANY)
     try:
         document = orjson.loads(value)
     except orjson.JSONDecodeError as error:

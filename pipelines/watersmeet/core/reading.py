@@ -38,6 +38,7 @@ from watersmeet.core.paths import Path, paths_text
 from watersmeet.core.redriven import REDRIVEN, redriven_offset
 from watersmeet.core.repeated import ID
 from watersmeet.core.times import EPOCH, LAST_EVENT_TIME_MS, parse_iso_8601, time_zone
+from watersmeet.core.turns import in_turn
 from watersmeet.core.types import HEADERS, NO_TENANT, TENANT, schema_of
 
 KAFKA: Final = schema_of(
@@ -250,7 +251,8 @@ def _ids(bronze: pa.Table, rules: ReadingRules) -> pa.Array:
     texts = []
     for batch in bronze.filter(is_keyed).to_batches(max_chunksize=_BATCH_ROWS):
         for value, *place in zip(*(batch[name].to_pylist() for name in columns), strict=True):
-            texts.append(_text(find(decode(value, *place)), paths, value))
+            with in_turn(len(value)):
+                texts.append(_text(find(decode(value, *place)), paths, value))
     return pc.replace_with_mask(ids, is_keyed.combine_chunks(), pa.array(texts, ID.type))
 
 
@@ -350,7 +352,8 @@ def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
     def merge_key(key: bytes | None, value: bytes | None) -> str | None:
         """Return the merge key, from the key that a record was sent with, and its value."""
         try:
-            return key_of(decode(value) if rules.keys else {}, value, key)
+            with in_turn(len(value or b"")):
+                return key_of(decode(value) if rules.keys else {}, value, key)
         except (UndecodableError, _RefusedError):
             return None
 
@@ -421,6 +424,11 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
         """Read a record, skip it, or refuse it with a reason."""
+        with in_turn(len(value or b"")):
+            return read(key, value, kafka_time, *place)
+
+    def read(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
+        """Read a record when it is its turn."""
         if value is None and skips_tombstones:
             return _SKIPPED
         if read_other is not None and (other := read_other(value, kafka_time, *place)) is not None:

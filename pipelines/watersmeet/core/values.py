@@ -13,7 +13,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
-from itertools import repeat
+from itertools import pairwise, repeat
 from math import isfinite, isnan
 from typing import Any, Final, TypeAlias
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.columns import Int64s, int64s
+from watersmeet.core.turns import LARGE_BYTES, in_turn
 from watersmeet.core.types import TIME
 
 _LARGEST_NUMBER: Final = len("-2.2250738585072014E-308")
@@ -61,14 +62,32 @@ def typed_values(
         )
     if not pa.types.is_struct(value_type):
         return values.cast(value_type)
-    texts = values.to_numpy(zero_copy_only=False).tolist()
     outline = _outline(value_type)
-    parts = [texts[first : first + _ROWS] for first in range(0, len(texts), _ROWS)]
-    if decode is None:
-        texts = [_structs(part, value_type, outline) for part in parts]
-    else:
-        texts = [_decoded(part, value_type, decode, places) for part in parts]
-    return pa.concat_arrays(texts) if texts else pa.array([], value_type)
+    structs = []
+    for first, last in pairwise(_cuts(sizes(values))):
+        texts = values[first:last].to_numpy(zero_copy_only=False).tolist()
+        with in_turn(sum(len(text or b"") for text in texts)):
+            if decode is None:
+                structs.append(_structs(texts, value_type, outline))
+            else:
+                structs.append(_decoded(texts, value_type, decode, places))
+    return pa.concat_arrays(structs) if structs else pa.array([], value_type)
+
+
+def _cuts(value_sizes: Int64s) -> list[int]:
+    """Return where pieces begin and end of which each is parsed at once.
+
+    What a piece becomes may take many times its bytes. Only a single value may have more of them
+    than are parsed beside others (`core.turns`).
+    """
+    cuts = [0]
+    room = LARGE_BYTES
+    for row, size in enumerate(value_sizes.tolist()):
+        if row - cuts[-1] == _ROWS or (size > room and cuts[-1] < row):
+            cuts.append(row)
+            room = LARGE_BYTES
+        room -= size
+    return [*cuts, len(value_sizes)] if len(value_sizes) else cuts
 
 
 def _decoded(
@@ -77,7 +96,7 @@ def _decoded(
     decode: Callable[..., Any],
     places: Iterator[tuple[int, ...]],
 ) -> pa.Array:
-    placed = zip(texts, places, strict=False)
+    placed = zip(texts, places, strict=False)  # `places` goes on
     values = [None if text is None else decode(text, *place) for text, place in placed]
     return pa.array(values, kind)
 
