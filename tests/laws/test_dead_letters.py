@@ -25,9 +25,8 @@ from tests.support.topics import (
     produce,
 )
 from watersmeet.errors import ForeignMessageError
-from watersmeet.lake import tables
+from watersmeet.lake import chunks, tables
 from watersmeet.lake.commits import Commit
-from watersmeet.running import chunks
 from watersmeet.running import dead_letters as sending
 from watersmeet.running.dead_letters import DeadLetters
 

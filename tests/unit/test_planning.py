@@ -17,9 +17,12 @@ from tests.support.inputs import input_of, tp_of
 from watersmeet.core.plan import BatchPlan, Cursor, Rules, TopicPartition
 from watersmeet.core.sequence import MessageTime, SequenceTail
 from watersmeet.core.step import State
+from watersmeet.lake import chunks
+from watersmeet.lake.chunks import chunks_of
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.recovered import read_out
 from watersmeet.lake.table_reader import Aggregates, TableReader, Where
-from watersmeet.running import chunks, publication_plan
-from watersmeet.running.chunks import chunks_of
+from watersmeet.running import publication_plan
 from watersmeet.running.planning import Planner
 from watersmeet.running.publication_plan import (
     Ends,
@@ -55,7 +58,8 @@ class Asked:
             for row in ({"topic": topic, **row} for row in self.tables[table])
             if any(all(_holds(row, *each) for each in term) for term in where or [[]])
         ]
-        kinds = {"merge_key": pa.string(), "tenant": pa.string()}
+        kinds = dict.fromkeys(["merge_key", "tenant"], pa.string())
+        kinds |= dict.fromkeys(["key", "value"], pa.binary())
         return pa.table(
             {
                 name: pa.array([row[name] for row in rows], kinds.get(name, pa.int64()))
@@ -78,8 +82,8 @@ def answering(**tables: list[dict[str, Any]]) -> TableReader:
 
 
 def _holds(row: Mapping[str, Any], column: str, how: str, value: Any) -> bool:
-    if how == "is null":
-        return row[column] is None
+    if how in ("is null", "is not null"):
+        return (row[column] is None) == (how == "is null")
     return (
         row[column] in value
         if how == "in"
@@ -386,6 +390,40 @@ def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces()
     tails = {1: SequenceTail(0, 49, "a", 0, 50, 6)}
     by_number = pending(asked, everything._replace(tails=tails), Limits(10**6, 3, 10**15))
     assert len(by_number.chunks) >= len(found.chunks)
+
+
+class Weighed(Asked):
+    """Tables that remember how many bytes each read of values had."""
+
+    def __init__(self, tables: Mapping[str, list[dict[str, Any]]]) -> None:
+        super().__init__(tables)
+        self.read: list[int] = []
+
+    def select(self, table: str, columns: Sequence[str], where: Where = ()) -> pa.Table:
+        if "value" in columns:
+            self.read.append(sum(super().select(table, ["record_bytes"], where)[0].to_pylist()))
+        return super().select(table, columns, where)
+
+
+@pytest.mark.promise("C24")
+def test_what_a_redriven_record_says_it_was_is_read_in_pieces_and_only_if_it_may_be_true() -> None:
+    def row(offset: int, size: int, of: int | None = None, **more: Any) -> dict[str, Any]:
+        own = {"key": b"k", "value": b"%d" % (offset if of is None else of), "reason": None}
+        return {**read(0, offset, 1, size), **own, "redriven_from": of, **more}
+
+    large = chunks.CHUNK_BYTES * 9 // 10
+    third = chunks.CHUNK_BYTES // 3
+    rows = [row(n, large) for n in range(10)]  # named by records of 50 bytes
+    rows += [row(10 + n, 50, of=n) for n in range(10)]
+    rows += [row(20 + n, third) for n in range(7)] + [row(27, third, reason="no_key")]
+    rows += [row(30 + n, third + 40, of=20 + n) for n in range(8)]
+    rows += [row(40, 50), row(41, 90, of=40), row(42, 90, of=40, value=b"another")]
+    asked = Weighed({"bronze_tracking": rows})
+    tp = tp_of("tracking", 0)
+    out = read_out(asked, Generation(0, -1, {tp: 0}, {}), {tp: (10, 100)})  # type: ignore[arg-type]
+    assert {tp: offsets.tolist() for tp, offsets in out.items()} == {tp: [*range(30, 37), 41]}
+    assert sum(asked.read) < 15 * (third + 40)
+    assert max(asked.read) <= chunks.CHUNK_BYTES
 
 
 @pytest.mark.promise("C24")

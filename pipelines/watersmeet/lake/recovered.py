@@ -9,16 +9,18 @@ earlier generations.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from watersmeet.core.columns import Int64s, as_ranges
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.reading import REDRIVEN_FROM
+from watersmeet.core.reading import RECORD_BYTES, REDRIVEN_FROM
+from watersmeet.core.redriven import fingerprint
 from watersmeet.lake import tables
+from watersmeet.lake.chunks import records_at, sizes_at
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.inputs import of_topic, topic_partition
 from watersmeet.lake.table_reader import (
@@ -26,7 +28,6 @@ from watersmeet.lake.table_reader import (
     TableReader,
     Where,
     by_partition,
-    in_portions,
     row_count,
     within,
 )
@@ -143,40 +144,52 @@ def _offsets_of_copies(
         redriven: Where = [
             [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(input_ranges)
         ]
-        rows = reader.select(
-            tables.bronze(input_id.source),
-            ["partition", "offset", REDRIVEN_FROM.name, "key", "value"],
-            of_topic(input_id, redriven),
-        ).to_pylist()
-        originals = _records_at(
-            reader, input_id, {(row["partition"], row[REDRIVEN_FROM.name]) for row in rows}
-        )
-        copied = defaultdict(list)
-        for row in rows:
-            p = row["partition"]
-            original = originals.get((row["partition"], row[REDRIVEN_FROM.name]))
+        columns = ["partition", "offset", REDRIVEN_FROM.name, RECORD_BYTES.name]
+        rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, redriven))
+        claims = list[_Claim]()
+        for p, *claim in zip(*(rows[name].to_pylist() for name in columns), strict=True):
             since, until = input_ranges.get(p, (0, 0))
-            is_here = since <= row["offset"] and (until is None or row["offset"] < until)
             begin = generation.begin.get(TopicPartition(input_id, p), 0)
-            is_known = row[REDRIVEN_FROM.name] >= begin
-            if is_here and is_known and original == (row["key"], row["value"]):
-                copied[p].append(row["offset"])
+            is_here = since <= claim[0] and (until is None or claim[0] < until)
+            if is_here and claim[1] >= begin:
+                claims.append(_Claim(p, *claim))
+        copied = defaultdict(list)
+        for p, offset in _copies(reader, input_id, claims):
+            copied[p].append(offset)
         for p, offsets in copied.items():
             yield TopicPartition(input_id, p), np.array(offsets, np.int64)
 
 
-def _records_at(
-    reader: TableReader, input_id: InputId, places: Collection[tuple[int, int]]
-) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
-    """Return, by partition and offset, the key and value of records that were not refused."""
-    records = {}
-    for portion in in_portions(sorted(places)):
-        where: Where = [
-            [("partition", "=", p), ("offset", "=", offset), ("reason", "is null", None)]
-            for p, offset in portion
-        ]
-        columns = ["partition", "offset", "key", "value"]
-        rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, where))
+class _Claim(NamedTuple):
+    """A redriven record: the place of the one that it says it was, and how many bytes it has."""
+
+    partition: int
+    offset: int
+    original: int
+    size: int
+
+
+def _copies(
+    reader: TableReader, input_id: InputId, claims: Iterable[_Claim]
+) -> Iterator[tuple[int, int]]:
+    """Yield, by partition and offset, the records with the bytes of an original that was read.
+
+    Bytes are read of nothing that is larger than the record which claims to be its copy: a small
+    record may name any other.
+    """
+    table = tables.bronze(input_id.source)
+    read: Condition = ("reason", "is null", None)
+    named = {(claim.partition, claim.original) for claim in claims}
+    sizes = sizes_at(reader, input_id, table, named, [read])
+    copies = {
+        (claim.partition, claim.offset): (claim.partition, claim.original)
+        for claim in claims
+        if sizes.get((claim.partition, claim.original), claim.size + 1) <= claim.size
+    }
+    columns = ["partition", "offset", "key", "value"]
+    digests = {}
+    for rows in records_at(reader, input_id, table, {*copies, *copies.values()}, columns):
         for row in rows.to_pylist():
-            records[row["partition"], row["offset"]] = row["key"], row["value"]
-    return records
+            digest = fingerprint(row["key"], row["value"], ())
+            digests[row["partition"], row["offset"]] = digest
+    return (at for at, original in copies.items() if digests.get(at, b"") == digests.get(original))

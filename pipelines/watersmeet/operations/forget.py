@@ -37,6 +37,7 @@ from watersmeet.faults import IN_FORGET, fault_point
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import REDRIVE, fence_records
 from watersmeet.lake import tables
+from watersmeet.lake.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
 from watersmeet.lake.commits import DELETING, Commit
 from watersmeet.lake.conflicts import is_conflict
 from watersmeet.lake.epochs import read_epochs
@@ -47,7 +48,6 @@ from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import Condition, TableReader, row_count
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
-from watersmeet.running.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.running.published_parts import offsets_of, part_columns, places_of_parts
 from watersmeet.settings import Settings

@@ -34,16 +34,26 @@ from watersmeet.kafka.publisher import REDRIVE, Publisher, record_publisher
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.kafka.registry import rules_of
 from watersmeet.lake import tables
+from watersmeet.lake.chunks import (
+    CHUNKS,
+    NOT_FORGOTTEN,
+    RECORD,
+    Chunk,
+    chunks_of,
+    read_chunk,
+    records_at,
+)
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.identity import differences, identity
 from watersmeet.lake.inputs import first_offsets, of_input, of_topic
 from watersmeet.lake.lease import FORGET, check_not_changing
 from watersmeet.lake.location import Lake
 from watersmeet.lake.table_reader import Condition, TableReader, within
-from watersmeet.running.chunks import CHUNKS, NOT_FORGOTTEN, RECORD, Chunk, chunks_of, read_chunk
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.transaction_size import TransactionSize
 from watersmeet.settings import Settings
+
+_WHOLE = ["partition", "offset", *KEYED_BY]
 
 SPAN = 1_000_000
 """Approximate number of records whose headers are read at a time."""
@@ -190,7 +200,7 @@ class Redrive:
         rules = rules_of(self.settings, source)
         origins = self.settings.repartitioned[source].from_topics
         for chunk in chunks:
-            rows = read_chunk(self.reader, chunk, ["partition", "offset", *KEYED_BY], conditions)
+            rows = read_chunk(self.reader, chunk, _WHOLE, conditions)
             places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
             for (p, offset), key in zip(places, merge_keys(rows, rules).to_pylist(), strict=True):
                 if key is not None and murmur2(key.encode()) % self.partitions != p:
@@ -285,26 +295,12 @@ class Refused:
         new = {place for place in places if place not in self._fingerprints}
         self._fingerprints |= dict.fromkeys(new)
         conditions: list[Condition] = [("source", "=", self.input.source), NOT_FORGOTTEN]
-        for rows in _records(self._reader, self.input, tables.QUARANTINE, new, conditions):
+        for rows in records_at(
+            self._reader, self.input, tables.QUARANTINE, new, _WHOLE, conditions
+        ):
             self._fingerprints |= {
                 (row["partition"], row["offset"]): _fingerprint(row) for row in rows.to_pylist()
             }
-
-
-def _records(
-    reader: TableReader,
-    input_id: InputId,
-    table: str,
-    places: Iterable[tuple[int, int]],
-    conditions: Sequence[Condition] = (),
-) -> Iterator[pa.Table]:
-    """Yield records of a table at these partitions and offsets, as many as fit into memory."""
-    in_order = sorted(place for place in places if place[1] < 2**63)
-    partitions, offsets = np.array(in_order, np.int64).reshape(-1, 2).T
-    for chunk in chunks_of(reader, input_id, table, partitions, offsets):
-        yield read_chunk(
-            reader, chunk, ["partition", "offset", "key", "value", "headers"], conditions
-        )
 
 
 def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
@@ -335,7 +331,7 @@ def redriven_in_bronze(
         where = of_topic(input_id, with_headers)
         read = reader.select(table, ["partition", "offset", "headers"], where)
         claims = _claims(input_id.topic, read)
-        for rows in _records(reader, input_id, table, {(p, at) for p, at, *_ in claims}):
+        for rows in records_at(reader, input_id, table, {(p, at) for p, at, *_ in claims}, _WHOLE):
             yield from refused.confirmed(rows)
         begins = {p: until for p, (_, until) in spans.items()}
 

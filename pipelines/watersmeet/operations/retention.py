@@ -30,6 +30,7 @@ from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.recovery import read_again_from
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
+from watersmeet.lake.chunks import NOT_FORGOTTEN
 from watersmeet.lake.commits import DELETING
 from watersmeet.lake.conflicts import suppress_conflict
 from watersmeet.lake.epochs import Epochs, longest_ms, read_epochs
@@ -49,7 +50,6 @@ from watersmeet.lake.table_reader import (
     row_count,
 )
 from watersmeet.operations.redrive import Refused, redriven_in_bronze
-from watersmeet.running.chunks import NOT_FORGOTTEN
 from watersmeet.running.dead_letters import unsent
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.settings import KeepSettings, Settings

@@ -54,12 +54,7 @@ from watersmeet.kafka.cluster import Cluster, dead_letter_settings
 from watersmeet.kafka.publisher import Publisher, record_publisher
 from watersmeet.kafka.reading import headers_of
 from watersmeet.lake import tables
-from watersmeet.lake.inputs import of_input, topic_partition
-from watersmeet.lake.progress import last_batch
-from watersmeet.lake.published import last_letters
-from watersmeet.lake.table_reader import Condition, TableReader, Where, within
-from watersmeet.monitoring.events import Failed, RecordsProcessed
-from watersmeet.running.chunks import (
+from watersmeet.lake.chunks import (
     CHUNK_ROWS,
     CHUNKS,
     NOT_FORGOTTEN,
@@ -68,6 +63,11 @@ from watersmeet.running.chunks import (
     chunks_of,
     read_chunk,
 )
+from watersmeet.lake.inputs import of_input, topic_partition
+from watersmeet.lake.progress import last_batch
+from watersmeet.lake.published import last_letters
+from watersmeet.lake.table_reader import Condition, TableReader, Where, within
+from watersmeet.monitoring.events import Failed, RecordsProcessed
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.running.transaction_size import TransactionSize
 from watersmeet.settings import Settings

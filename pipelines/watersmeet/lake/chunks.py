@@ -1,8 +1,11 @@
-"""Reads records of a source again by offset, as they came, in chunks that fit into memory."""
+"""Reads records of a source again by offset, as they came, in chunks that fit into memory.
+
+Whatever is read beside a batch is read so: its size is that of records, and no batch counts them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -33,6 +36,8 @@ RECORD = ("topic", "partition", "offset", "kafka_timestamp", "key", "value", "he
 """The columns of a record as it came."""
 
 
+_PLACE = ("partition", "offset")
+
 NOT_FORGOTTEN: Condition = ("detail", "!=", FORGOTTEN)
 
 
@@ -48,13 +53,52 @@ def chunks_of(
     reader: TableReader, input_id: InputId, table: str, partitions: Int64s, offsets: Int64s
 ) -> Iterator[Chunk]:
     """Yield some records of an input, which a table has, in chunks by (partition, offset)."""
+    for chunk in _of_few_rows(input_id, table, partitions, offsets):
+        places = np.array([*_places(chunk)])
+        for part in np.split(places, _cuts(reader, chunk)):
+            yield _chunk(input_id, table, *part.T)
+
+
+def records_at(
+    reader: TableReader,
+    input_id: InputId,
+    table: str,
+    places: Iterable[tuple[int, int]],
+    columns: Sequence[str],
+    conditions: Sequence[Condition] = (),
+) -> Iterator[pa.Table]:
+    """Yield the records of a table at these partitions and offsets that meet the conditions.
+
+    They come in tables that fit into memory, whatever the columns.
+    """
+    in_order = np.array(sorted(place for place in places if place[1] < 2**63), np.int64)
+    for chunk in chunks_of(reader, input_id, table, *in_order.reshape(-1, 2).T):
+        yield read_chunk(reader, chunk, columns, conditions)
+
+
+def sizes_at(
+    reader: TableReader,
+    input_id: InputId,
+    table: str,
+    places: Iterable[tuple[int, int]],
+    conditions: Sequence[Condition] = (),
+) -> dict[tuple[int, int], int]:
+    """Return the `record_bytes` of the records at these places that meet the conditions."""
+    in_order = np.array(sorted(places), np.int64)
+    found: dict[tuple[int, int], int] = {}
+    for chunk in _of_few_rows(input_id, table, *in_order.reshape(-1, 2).T):
+        rows = read_chunk(reader, chunk, [*_PLACE, RECORD_BYTES.name], conditions)
+        found |= zip(_places_of(rows), rows[RECORD_BYTES.name].to_pylist(), strict=True)
+    return found
+
+
+def _of_few_rows(
+    input_id: InputId, table: str, partitions: Int64s, offsets: Int64s
+) -> Iterator[Chunk]:
     order = np.lexsort((offsets, partitions))
     for begin in range(0, len(order), CHUNK_ROWS):
         rows = order[begin : begin + CHUNK_ROWS]
-        for part in np.split(
-            rows, _cuts(reader, _chunk(input_id, table, partitions[rows], offsets[rows]))
-        ):
-            yield _chunk(input_id, table, partitions[part], offsets[part])
+        yield _chunk(input_id, table, partitions[rows], offsets[rows])
 
 
 def _chunk(input_id: InputId, table: str, partitions: Int64s, offsets: Int64s) -> Chunk:
@@ -70,14 +114,11 @@ def _cuts(reader: TableReader, chunk: Chunk) -> list[int]:
 
     Each part then has about `CHUNK_BYTES` at most.
     """
-    rows = read_chunk(reader, chunk, ["partition", "offset", RECORD_BYTES.name])
-    places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
-    sizes = dict(zip(places, sizes_of(rows).tolist(), strict=True))
+    rows = read_chunk(reader, chunk, [*_PLACE, RECORD_BYTES.name])
+    sizes = dict(zip(_places_of(rows), sizes_of(rows).tolist(), strict=True))
     cuts = list[int]()
     room = CHUNK_BYTES
-    for number, place in enumerate(
-        (p, offset) for p, offsets in chunk.offsets.items() for offset in offsets.tolist()
-    ):
+    for number, place in enumerate(_places(chunk)):
         size = sizes.get(place, 0)
         if size > room and room < CHUNK_BYTES:
             cuts.append(number)
@@ -95,9 +136,17 @@ def read_chunk(
     """
     where = of_topic(chunk.input, [[*conditions, *terms] for terms in _near(chunk)])
     rows = reader.select(chunk.table, columns, where)
-    requested = {(p, offset) for p, offsets in chunk.offsets.items() for offset in offsets.tolist()}
-    places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
-    return rows.filter(pa.array([place in requested for place in places], pa.bool_()))
+    requested = {*_places(chunk)}
+    is_one = [place in requested for place in _places_of(rows)]
+    return rows.filter(pa.array(is_one, pa.bool_()))
+
+
+def _places(chunk: Chunk) -> Iterator[tuple[int, int]]:
+    return ((p, at) for p, offsets in chunk.offsets.items() for at in offsets.tolist())
+
+
+def _places_of(rows: pa.Table) -> Iterator[tuple[int, int]]:
+    return zip(*(rows[name].to_pylist() for name in _PLACE), strict=True)
 
 
 def _near(chunk: Chunk) -> Iterator[list[Condition]]:
