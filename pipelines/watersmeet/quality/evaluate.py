@@ -135,7 +135,8 @@ def _outcome(suite: Suite, number: int, result: Any, coordinates: Sequence[str])
     if "unexpected_count" in facts:
         unexpected = int(facts["unexpected_count"] or 0)  # of no rows at all, Spark's sum is null
     elif "observed_value" in facts:
-        observed = _shown("", facts["observed_value"])
+        column = result.expectation_config.kwargs.get("column", "")
+        observed = _shown(column, facts["observed_value"])
     trouble = None if success or facts else _trouble(result.exception_info)
     examples = (facts.get("partial_unexpected_index_list") or [])[:EXAMPLES]
     return Outcome(
@@ -178,11 +179,12 @@ def _shown(column: str, value: Any) -> str:
         return f"({len(value)} parts, not shown)"
     if value is None or value != value:  # NaN and NaT stand for null in pandas
         return "null"
+    text = str(value)
+    # A number is one that Great Expectations has counted: the content is text.
+    if column in PAYLOAD and not isinstance(value, int | float):
+        return f"({len(text)} characters, not shown)"
     if isinstance(value, datetime):
         return utc(round(value.timestamp() * 1000))
-    text = str(value)
-    if column in PAYLOAD:
-        return f"({len(text)} characters, not shown)"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 

@@ -44,7 +44,7 @@ def page(check: Check, settings: Settings, last: Sequence[Mapping[str, Any]]) ->
     """Return the whole page.
 
     `last`: what the last check of each suite has found, as `lake.quality.last_results` returns it.
-    The page holds keys and coordinates of rows, and nothing of what the records' senders wrote.
+    The page holds merge keys, coordinates and ids of rows, and no content of a record.
     """
     expectations = sum(len(result.outcomes) for result in check.results)
     facts = {
