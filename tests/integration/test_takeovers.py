@@ -127,7 +127,7 @@ def test_every_start_fences_whatever_was_ever_written_under_a_token(
         tmp_path,
         "fences",
         keep=KEEP,
-        kafka__start={"timestamp": "1970-01-01T00:00:00Z"},
+        kafka__start={"timestamp": "1971-01-01T00:00:00Z"},
         **topics,
     )
     for _ in range(4):

@@ -51,12 +51,13 @@ from watersmeet.settings import KafkaSettings, Settings
 
 PARTITIONS = 2
 NUMBERS = itertools.count()
+IN_2001_MS = 978_307_200_000
 
 
 @dataclass
 class Begun:
     """A lake without its bronze, and topics with ten records in each partition, whose Kafka
-    timestamps are 1000, 2000, ..."""
+    timestamps are 1 s, 2 s, ... of 2001."""
 
     engine: Engine
     settings: Settings
@@ -106,7 +107,9 @@ def begun(new_settings: MakeSettings, open_spark: OpenSpark, kafka: str, kind: s
     for topic in topics.values():
         for n in range(10):
             for p in range(PARTITIONS):
-                producer.produce(topic, keyed("a", n), partition=p, timestamp=1000 * (n + 1))
+                producer.produce(
+                    topic, keyed("a", n), partition=p, timestamp=IN_2001_MS + 1000 * (n + 1)
+                )
     producer.flush()
     settings = new_settings(
         bootstrap=kafka, **{f"sources__{source}__topic": topic for source, topic in topics.items()}
@@ -128,7 +131,7 @@ def begun(new_settings: MakeSettings, open_spark: OpenSpark, kafka: str, kind: s
 STARTS: dict[str, tuple[Any, dict[int, int], dict[int, int]]] = {
     "earliest": ("earliest", {0: 0, 1: 0}, {0: 0, 1: 0}),
     "latest": ("latest", {0: 10, 1: 10}, {0: 10, 1: 10}),
-    "timestamp": ({"timestamp": "1970-01-01T00:00:03.500Z"}, {0: 3, 1: 3}, {0: 3, 1: 3}),
+    "timestamp": ({"timestamp": "2001-01-01T00:00:03.500Z"}, {0: 3, 1: 3}, {0: 3, 1: 3}),
     "offsets": ({"offsets": {"tracking": {0: 7, 1: 10}}}, {0: 7, 1: 10}, {0: 0, 1: 0}),
 }
 """What `kafka.start` says, and where that is in each source."""

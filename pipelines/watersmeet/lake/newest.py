@@ -62,18 +62,26 @@ def bronze_ends(reader: TableReader, settings: Settings) -> dict[TopicPartition,
     merged = {} if last is None else last[0].ranges
     ends |= {tp: done.until_offset for tp, done in merged.items()}
     for input_id in settings.inputs:
-        table = tables.bronze(input_id.source)
-        if not reader.exists(table):
-            continue
-        # Rows that silver has passed need not be read.
-        passed = {tp.partition: (end, None) for tp, end in ends.items() if tp.input == input_id}
-        others = [[("partition", "not in", sorted(passed))]] if passed else [[]]
-        where = of_topic(input_id, [*(within(passed) if passed else ()), *others])
-        lasts = reader.summary(table, ["partition"], {"last": ("max", "offset")}, where)
-        for p, offset in by_partition(lasts, "last").items():
+        own = {tp.partition: end for tp, end in ends.items() if tp.input == input_id}
+        for p, end in row_ends(reader, input_id, own).items():
             tp = TopicPartition(input_id, p)
-            ends[tp] = max(offset + 1, ends.get(tp, 0))
+            ends[tp] = max(end, ends.get(tp, 0))
     return ends
+
+
+def row_ends(reader: TableReader, input_id: InputId, since: Mapping[int, int]) -> dict[int, int]:
+    """Return, by partition, the offset after bronze's last row of an input.
+
+    `since`: by partition, the offset before which rows need not be read, and do not count.
+    """
+    table = tables.bronze(input_id.source)
+    if not reader.exists(table):
+        return {}
+    others = [[("partition", "not in", sorted(since))]] if since else [[]]
+    ranges = within({p: (offset, None) for p, offset in since.items()}) if since else []
+    where = of_topic(input_id, [*ranges, *others])
+    lasts = reader.summary(table, ["partition"], {"last": ("max", "offset")}, where)
+    return {p: offset + 1 for p, offset in by_partition(lasts, "last").items()}
 
 
 def newest(reader: TableReader, input_id: InputId, ends: Ends, columns: Sequence[str]) -> pa.Table:

@@ -11,9 +11,10 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.commits import application_of, bronze_application, last_decision
 from watersmeet.lake.generations import Generation, read_generations
-from watersmeet.lake.inputs import of_input, of_topic
+from watersmeet.lake.inputs import of_input
+from watersmeet.lake.newest import row_ends
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.table_reader import TableReader, within
+from watersmeet.lake.table_reader import TableReader
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.settings import Settings
 
@@ -54,19 +55,10 @@ class NextOffsets:
             for tp, done in ranges.items()
             if tp.input == input_id and done.until_offset
         }
-        # Rows that silver has consumed need not be read.
-        unconsumed = within({p: (consumed.get(p, 0), None) for p in range(self.partitions)})
-        lasts = self.reader.summary(
-            tables.bronze(input_id.source),
-            ["partition"],
-            {"last": ("max", "offset")},
-            of_topic(input_id, unconsumed),
-        )
-        read = [(row["partition"], row["last"] + 1) for row in lasts.to_pylist()]
         gaps = self.reader.select(tables.RESETS, ["partition", "to_offset"], of_input(input_id))
         for p, offset in [
             *consumed.items(),
-            *read,
+            *row_ends(self.reader, input_id, consumed).items(),
             *(self.beyond_rows(input_id) if beyond is None else beyond).items(),
             *(tuple(row.values()) for row in gaps.to_pylist()),
         ]:
