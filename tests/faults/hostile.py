@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -171,6 +172,23 @@ class Siege:
         for _ in range(CONNECTIONS):
             with suppress(OSError):  # there is no run, or it has had enough
                 self._connections.append(socket.create_connection(("127.0.0.1", self.port), 1))
+                self._connections[-1].sendall(b"G")
+        if self._connections and self.rng.random() < 0.5:
+            self._scrape()
+
+    def _scrape(self) -> None:
+        """Asks for the metrics, which clients that send a byte now and then must not keep away."""
+        for _ in range(5):
+            with suppress(OSError):
+                url = f"http://127.0.0.1:{self.port}/metrics"
+                with urllib.request.urlopen(url, timeout=10) as answer:
+                    if b"watersmeet_build_info" in answer.read():
+                        return
+            for each in self._connections:
+                with suppress(OSError):
+                    each.sendall(b"E")
+            time.sleep(0.5)
+        self.problems.append("nobody answers for the metrics")
 
     @attack(0.1)
     def _ask(self) -> None:

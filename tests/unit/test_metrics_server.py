@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.promise("A36")
 def served() -> Iterator[MetricsServer]:
     registry = CollectorRegistry()
     Gauge("a", "b", registry=registry).set(1)
-    made = MetricsServer("127.0.0.1", 0, make_wsgi_app(registry), timeout_s=0.3)
+    made = MetricsServer("127.0.0.1", 0, make_wsgi_app(registry), deadline_s=0.3)
     yield made
     made.stop()
 
@@ -62,3 +63,25 @@ def test_a_slow_reader_does_not_hold_up_its_end(served: MetricsServer) -> None:
     with socket.create_connection(("127.0.0.1", served.port), 5) as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\n")
         assert b"a 1.0" in scraped(served.port)
+
+
+@pytest.mark.parametrize("clients", [1, MOST_CONNECTIONS])
+def test_clients_that_send_a_byte_now_and_then_keep_nobody_out_and_are_ended(
+    served: MetricsServer, clients: int
+) -> None:
+    slow = [socket.create_connection(("127.0.0.1", served.port), 5) for _ in range(clients)]
+
+    def trickled(one: socket.socket) -> bool:
+        """Whether the server still takes a byte."""
+        try:
+            one.sendall(b"G")
+            return select.select([one], [], [], 0.01)[0] == []
+        except OSError:
+            return False
+
+    for one in slow:
+        one.sendall(b"G")
+    assert b"a 1.0" in scraped(served.port), "the oldest makes room at once"
+    until(lambda: not any([trickled(one) for one in slow]), "the end of all of them", 10)
+    for one in slow:
+        one.close()

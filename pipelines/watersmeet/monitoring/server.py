@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 MOST_CONNECTIONS: Final = 16
-"""Maximum number of connections that are served at a time; another one is closed at once. A
-monitoring system needs one or two.
+"""Maximum number of connections that are served at a time; another one ends the oldest. A
+monitoring system needs one or two, for a moment each.
 """
 
-TIMEOUT_S: Final = 5.0
-"""Seconds after which a client that sends or takes nothing is cut off."""
+DEADLINE_S: Final = 5.0
+"""Seconds that a client has for all that it sends and takes."""
+
+_LOOK_EVERY_S: Final = 0.5
 
 
 class _Handler(WSGIRequestHandler):
@@ -31,10 +35,12 @@ class _Server(ThreadingMixIn, WSGIServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, family: socket.AddressFamily, address: Any, timeout_s: float) -> None:
+    def __init__(self, family: socket.AddressFamily, address: Any, deadline_s: float) -> None:
         self.address_family = family
-        self._timeout_s = timeout_s
-        self._room = threading.Semaphore(MOST_CONNECTIONS)
+        self._deadline_s = deadline_s
+        self._lock = threading.Lock()
+        self._begun: dict[socket.socket, float] = {}
+        """When each connection that is served began (monotonic), the oldest first."""
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -51,22 +57,38 @@ class _Server(ThreadingMixIn, WSGIServer):
     def get_request(self) -> tuple[Any, Any]:
         """Return the next connection, whose partner may not be silent for ever."""
         request, address = super().get_request()
-        request.settimeout(self._timeout_s)
+        request.settimeout(self._deadline_s)
         return request, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, where there is room for one."""
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        """Serve a connection in a thread of its own; where all are taken, end the oldest."""
+        with self._lock:
+            if len(self._begun) >= MOST_CONNECTIONS:
+                self._end_oldest()
+            self._begun[request] = time.monotonic()
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a connection, and make room for the next one."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            with self._lock:
+                self._begun.pop(request, None)
+
+    def service_actions(self) -> None:
+        """End connections that have had their time."""
+        with self._lock:
+            latest = time.monotonic() - self._deadline_s
+            while self._begun and next(iter(self._begun.values())) < latest:
+                self._end_oldest()
+
+    def _end_oldest(self) -> None:
+        """End the oldest connection: whatever its thread waits for then fails."""
+        oldest = next(iter(self._begun))
+        del self._begun[oldest]
+        with suppress(OSError):  # its client has gone already
+            oldest.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore the error of a connection: that a client has gone before the end is no error of
@@ -81,13 +103,17 @@ class MetricsServer:
     """
 
     def __init__(
-        self, address: str, port: int, application: Callable[..., Any], timeout_s: float = TIMEOUT_S
+        self,
+        address: str,
+        port: int,
+        application: Callable[..., Any],
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        self._server = _Server(family, place, timeout_s)
+        self._server = _Server(family, place, deadline_s)
         self._server.set_app(application)
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metrics", daemon=True
+            target=self._server.serve_forever, args=[_LOOK_EVERY_S], name="metrics", daemon=True
         )
         self._thread.start()
 
