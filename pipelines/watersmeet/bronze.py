@@ -100,7 +100,8 @@ class Bronze:
         offsets = self.next_offsets.checked(self.input, beyond)
         self._notify_progress(offsets)
         erased = read_erased(self._engine.reader, self.input, offsets)
-        source = kafka_input(self.settings, self.input, self.table.schemas.given_up, erased)
+        schemas = self.table.schemas
+        source = kafka_input(self.settings, self.input, schemas.given_up, erased, schemas.allowed)
         return _Reading(source, offsets, self.settings.kafka.max_offsets_per_batch, beyond)
 
     def _take(self, reading: _Reading, ends: Mapping[int, int]) -> Mapping[int, int]:

@@ -41,6 +41,7 @@ from watersmeet.lake.location import Lake
 from watersmeet.live import live
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
+from watersmeet.running import writer_schemas
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("C11")]
 
@@ -214,6 +215,35 @@ def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(
     here(river, "rebuild", "--into", "again")
     here(river, "verify", "--against", "again")
     here(river, "explain", "a")
+
+
+@pytest.mark.promise("K60")
+def test_records_of_schemas_beyond_those_that_a_source_takes_are_refused_for_good(
+    kafka: str, tmp_path: Path, registry: TestRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_schemas, "MAX_SCHEMAS", 2)
+    schemas = register(registry)
+    river = registered_river(kafka, tmp_path, "avro-many", registry)
+    for limit in (7, 500):
+        river.config["kafka"]["max_offsets_per_batch"] = limit
+        river.write()
+        send(river, schemas)
+        here(river, "run", "--once")
+    table = tables.bronze("tracking")
+    rows = river.reader.select(table, ["writer_schema", "reason", "detail"]).to_pylist()
+    kept = river.reader.select(tables.WRITER_SCHEMAS, ["writer_schema", "schema"]).to_pylist()
+    taken = {row["writer_schema"] for row in kept if row["schema"]}
+    assert len(taken) == 2 < len(schemas)
+    assert {row["writer_schema"] for row in rows} >= schemas.keys()
+    for row in rows:
+        if row["writer_schema"] in schemas:
+            is_excess = "takes no further one" in (row["detail"] or "")
+            assert is_excess == (row["writer_schema"] not in taken), row
+    assert "another one are refused" in here(river, "status", "--json")
+    here(river, "verify", "--full")
+    here(river, "rebuild", "--into", "again")
+    here(river, "verify", "--against", "again")
+    here(river, "redrive", "--reason", "undecodable")
 
 
 @pytest.mark.nightly

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,14 +20,14 @@ from tests.support.hostile_registry import answering, flood, packed_flood, schem
 from tests.support.repeating import repeating
 from tests.support.timing import within
 from watersmeet.configuration.sources import RegistrySettings
-from watersmeet.core.avro_schema import avro_schema
+from watersmeet.core.avro_schema import EXCESS, avro_schema
 from watersmeet.core.json_text import UndecodableError
 from watersmeet.errors import RegistryUnreachableError, UnknownWriterSchemaError
 from watersmeet.kafka import registry as asking
 from watersmeet.kafka.registry import Registry
 
 pytestmark = pytest.mark.promise("K60")
-READER = {"type": "record", "name": "R", "fields": [{"name": "f", "type": "long"}]}
+READER: dict[str, Any] = {"type": "record", "name": "R", "fields": [{"name": "f", "type": "long"}]}
 MEMORY_BYTES = 150 * 2**20
 """How much more memory this process and its children may have than before."""
 
@@ -141,6 +142,33 @@ def test_a_schema_that_is_too_large_is_the_records_fate() -> None:
         with pytest.raises(UndecodableError, match="has more than 1,048,576 bytes"):
             avro_schema(as_text(READER), Path("x.avsc"), registry).decoder()(framed(1, b"\x02"))
         assert len(registry[1]) == 2**20 + 1, "and the lake keeps no more of it"
+
+
+@pytest.mark.long
+def test_any_number_of_large_schemas_takes_little_memory() -> None:
+    fields = [{"name": f"a{n}", "type": "int"} for n in range(30_000)]
+
+    def answer(to: BaseHTTPRequestHandler) -> None:
+        own = {"name": to.path.partition("?")[0].rpartition("/")[2].join("bb"), "type": "int"}
+        send(to, schema({**READER, "fields": [*READER["fields"], own, *fields]}))
+
+    with serving(Answers(answer)) as registry, watched_memory():
+        decode = avro_schema(as_text(READER), Path("x.avsc"), registry).decoder()
+        for schema_id in range(60):
+            assert decode(framed(schema_id, bytes(30_002))) == {"f": 0}
+
+
+def test_a_source_that_takes_no_further_schemas_asks_for_none() -> None:
+    answers = Answers(lambda to: send(to, schema(READER)))
+    with serving(answers) as registry:
+        full = Registry(registry._settings, allowed=[1])
+        assert [json.loads(full[1]), full[2], full[3]] == [READER, EXCESS, EXCESS]
+        assert answers.asked == 1
+        few = Registry(registry._settings, most=2)
+        assert [few[n] == EXCESS for n in (1, 2, 3, 2, 4)] == [False, False, True, False, True]
+        decode = avro_schema(as_text(READER), Path("x.avsc"), full).decoder()
+        with pytest.raises(UndecodableError, match="has 1,000 schemas, or 16 MiB of them, and"):
+            decode(framed(2, b"\x02"))
 
 
 def test_a_registry_that_answers_is_asked_by_one_process_that_ends_with_this_one() -> None:

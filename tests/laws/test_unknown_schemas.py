@@ -10,14 +10,15 @@ import pytest
 from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeSettings, one_of
 from tests.support.lakes import OpenSpark, engine_for
 from watersmeet.audit.status import status
+from watersmeet.core.avro_schema import EXCESS, UNKNOWN
 from watersmeet.engine import Engine
 from watersmeet.errors import UnknownWriterSchemaError
 from watersmeet.lake import tables
-from watersmeet.lake.schemas import unknown_schemas
+from watersmeet.lake.schemas import given_up_schemas, known_schemas, unknown_schemas
 from watersmeet.run import create_missing
 from watersmeet.running import writer_schemas
 from watersmeet.running.owner import Owner
-from watersmeet.running.writer_schemas import WriterSchemas
+from watersmeet.running.writer_schemas import NoRoomError, WriterSchemas
 from watersmeet.settings import Settings
 
 kind = one_of([QUICK, SPARK_FOLDER])
@@ -84,3 +85,76 @@ def test_a_schema_is_waited_for_through_restarts_and_given_up_once_the_time_is_o
     assert [asked_at(minutes, second) for minutes in (9, 9.99)] == [False, False]
     assert asked_at(10, second)
     assert started().given_up == {7}
+
+
+class Rich(dict[int, str]):
+    """A registry that has every schema."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+
+    def __missing__(self, schema_id: int) -> str:
+        return f'"{"x" * schema_id}"'
+
+
+@pytest.mark.parametrize("bound", ["MAX_SCHEMAS", "MAX_SCHEMAS_BYTES"])
+def test_a_source_takes_the_first_schemas_for_good_and_status_says_that_it_takes_no_more(
+    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(writer_schemas, "Registry", Rich)
+    monkeypatch.setattr(writer_schemas, bound, {"MAX_SCHEMAS": 3, "MAX_SCHEMAS_BYTES": 44}[bound])
+
+    def started() -> WriterSchemas:
+        schemas = WriterSchemas(Owner(engine), settings, "tracking")
+        schemas.recover()
+        return schemas
+
+    first = started()
+    first.keep([9])
+    first.keep([20, 9])
+    assert first.allowed is None
+    assert not any(
+        "takes no" in said or "refused" in said for said in warnings_of(engine, settings)
+    )
+    beside = started()  # another topic of the source
+    with pytest.raises(NoRoomError) as failure:
+        first.keep([9, 8, 30, 1])
+    assert first.note_failure(failure.value), "it is read again at once"
+    with pytest.raises(NoRoomError):
+        beside.keep([1])
+    for again in (first, beside, started()):
+        again.recover()
+        assert again.allowed == frozenset([9, 20, 8])
+        again.keep([9, 30, 1])
+    kept = known_schemas(engine.reader, "tracking")
+    assert [kept[each] for each in (9, 30)] == [f'"{"x" * 9}"', EXCESS]
+    [said] = warnings_of(engine, settings)
+    assert "records that were written with another one are refused" in said
+
+
+def test_ids_that_no_registry_has_take_room_too(
+    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_schemas, "MAX_SCHEMAS", 2)
+    schemas = WriterSchemas(Owner(engine), settings, "tracking")
+    named = [schemas.note_failure(UnknownWriterSchemaError("http://r", n)) for n in (7, 8, 9)]
+    assert named == [False, False, True]
+    schemas.recover()
+    assert schemas.allowed == frozenset()
+    assert unknown_schemas(engine.reader, "tracking").keys() == {7, 8}
+
+
+def warnings_of(engine: Engine, settings: Settings) -> list[str]:
+    warnings = status(engine.reader, settings).get("warnings", [])
+    return [each["what"] for each in warnings if each["where"] == "sources.tracking.registry"]
+
+
+def test_a_given_up_schema_stays_so_whatever_the_clocks_of_hosts_say(
+    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schemas = WriterSchemas(Owner(engine), settings, "tracking")
+    for now_ms, text in ((BEGIN_MS, None), (BEGIN_MS - MINUTE_MS, UNKNOWN)):
+        monkeypatch.setattr(writer_schemas, "now_ms", lambda now=now_ms: now)
+        schemas._note({7: text})
+    assert unknown_schemas(engine.reader, "tracking") == {}
+    assert given_up_schemas(engine.reader, "tracking") == {7}

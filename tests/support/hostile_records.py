@@ -95,7 +95,25 @@ _HOSTILE: Final[tuple[tuple[bytes, bytes], ...]] = (
 )
 """What a registry may answer, and a value that was written with it."""
 
-HOSTILE_SCHEMAS: Final = {FIRST_HOSTILE_ID + n: answer for n, (answer, _) in enumerate(_HOSTILE)}
+_LARGE: Final = json.dumps([{"name": f"a{n}", "type": "int"} for n in range(30_000)])[1:-1]
+_LARGE_IDS: Final = range(9_200_000, 9_300_000)
+
+
+class _Answers(dict[int, bytes]):
+    """Beside some answers, as many large schemas as there are ids, no two of which are the same."""
+
+    def __contains__(self, schema_id: object) -> bool:
+        return super().__contains__(schema_id) or schema_id in _LARGE_IDS
+
+    def __missing__(self, schema_id: int) -> bytes:
+        fields = f'[{{"name": "b{schema_id}", "type": "int"}}, {_LARGE}]'
+        text = f'{{"type": "record", "name": "Order", "fields": {fields}}}'
+        return json.dumps({"id": schema_id, "schema": text}).encode()
+
+
+HOSTILE_SCHEMAS: Final = _Answers(
+    {FIRST_HOSTILE_ID + n: answer for n, (answer, _) in enumerate(_HOSTILE)}
+)
 _HOSTILE_TEXTS: Final = {
     schema_id: json.loads(answer)["schema"] for schema_id, answer in HOSTILE_SCHEMAS.items()
 }
@@ -269,6 +287,11 @@ class Producers:
     def _of_hostile_schema(self, _: str, __: int) -> Hostile:
         n = self._rng.randrange(len(_HOSTILE))
         return refused(Reason.UNDECODABLE, framed(FIRST_HOSTILE_ID + n, _HOSTILE[n][1]))
+
+    @bad_record("orders")
+    def _of_one_of_many_schemas(self, _: str, __: int) -> Hostile:
+        """Too short, whether there is still room for its schema or not."""
+        return refused(Reason.UNDECODABLE, framed(self._rng.choice(_LARGE_IDS), b"\x02"))
 
     @bad_record("orders")
     def _unknown(self, source: str, begin: int) -> Hostile:

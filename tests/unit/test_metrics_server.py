@@ -82,6 +82,6 @@ def test_clients_that_send_a_byte_now_and_then_keep_nobody_out_and_are_ended(
     for one in slow:
         one.sendall(b"G")
     assert b"a 1.0" in scraped(served.port), "the oldest makes room at once"
-    until(lambda: not any([trickled(one) for one in slow]), "the end of all of them", 10)
+    until(lambda: not any(map(trickled, slow)), "the end of all of them", 10)
     for one in slow:
         one.close()

@@ -16,6 +16,7 @@ from watersmeet.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in
 from watersmeet.audit.newest import doubts_of_newest
 from watersmeet.audit.show import utc
 from watersmeet.audit.unnoted import read_unnoted
+from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import Cursor, OpenTransaction, TopicPartition
@@ -33,7 +34,7 @@ from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.progress import LastBatch, last_batch
 from watersmeet.lake.published import last_corrected, last_published
 from watersmeet.lake.quality import last_results
-from watersmeet.lake.schemas import unknown_schemas
+from watersmeet.lake.schemas import FULL, schema_ids, unknown_schemas
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.table_reader import MAX_TERMS, TableReader, Where, within
 from watersmeet.lake.tenant_state import BatchEnd
@@ -141,6 +142,7 @@ def status(
         rows = _with_tenants(reader, settings, rows, counts, slowest_tenants.result())
     problems = [
         *_unknown_schemas(reader, settings),
+        *_excess_schemas(reader, settings),
         *(unmet.result() or []),
         *odd.result(),
         *of_newest.result(),
@@ -373,6 +375,20 @@ def _unknown_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
         )
         for name in settings.registries
         for schema_id, since in unknown_schemas(reader, name).items()
+    ]
+
+
+def _excess_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
+    """Return a problem for each source that takes no further schemas."""
+    return [
+        Problem(
+            f"the source has {MAX_SCHEMAS:,} schemas, or {MAX_SCHEMAS_BYTES // 2**20} MiB of them: "
+            "records that were written with another one are refused",
+            f"sources.{name}.registry",
+            "find out who registers so many; a new lake begins with none",
+        )
+        for name in settings.registries
+        if FULL in schema_ids(reader, name)
     ]
 
 

@@ -24,6 +24,7 @@ from watersmeet.core.avro_columns import Parsed, column_of, parsed
 from watersmeet.core.items import TOO_MANY, AvroItems
 from watersmeet.core.json_schema import UnfitError
 from watersmeet.core.json_text import UndecodableError
+from watersmeet.core.recent import recently_made
 from watersmeet.core.values import coerce, number_text
 from watersmeet.errors import ConfigurationError
 
@@ -51,8 +52,21 @@ MAX_DEPTH: Final = 100
 Whoever may register a schema may not be trusted.
 """
 
+MAX_SCHEMAS: Final = 1_000
+MAX_SCHEMAS_BYTES: Final = 16 * 2**20
+"""Bounds of all schemas that the values of a source may be written with."""
+
 UNKNOWN: Final = ""
 """Text in place of a schema that the registry does not have."""
+
+EXCESS: Final = "-"
+"""Text in place of a schema for which the source has no room any more."""
+
+_LACKING: Final = {
+    UNKNOWN: "the registry did not have the schema that it was written with",
+    EXCESS: f"the source has {MAX_SCHEMAS:,} schemas, or {MAX_SCHEMAS_BYTES // 2**20} MiB of them, "
+    "and takes no further one",
+}
 
 _STEPS_PER_BYTE: Final = 16
 _FREE_STEPS: Final = 10_000
@@ -242,15 +256,20 @@ def self_contained(text: str, references: Sequence[str]) -> str:
 # -- values
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16)
+def _parsed(text: str) -> Parsed:
+    return parsed(orjson.loads(text))
+
+
+@recently_made(MAX_SCHEMAS_BYTES)
 def _decoder(written_with: str, read_with: str, *, is_bounded: bool = True) -> Decode:
     """Return the decoder of values without a frame, written with one schema and read as another.
 
     `is_bounded`: False for values that bronze has accepted, whatever was added to the schema since.
     """
-    reader = parsed(orjson.loads(read_with))
-    if written_with == UNKNOWN:
-        return _refusing("the registry did not have the schema that it was written with")
+    if (why := _LACKING.get(written_with)) is not None:
+        return _refusing(why)
+    reader = _parsed(read_with)
     try:
         writer = bounded(written_with)
     except UnsafeError as error:

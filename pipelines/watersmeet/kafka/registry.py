@@ -18,8 +18,16 @@ from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from watersmeet.configuration.sources import RegistrySettings
-from watersmeet.core.avro_schema import MAX_BYTES, UNKNOWN, AvroSchema, self_contained
+from watersmeet.core.avro_schema import (
+    EXCESS,
+    MAX_BYTES,
+    MAX_SCHEMAS_BYTES,
+    UNKNOWN,
+    AvroSchema,
+    self_contained,
+)
 from watersmeet.core.reading import ReadingRules
+from watersmeet.core.recent import Recent
 from watersmeet.errors import (
     ConfigurationError,
     RegistryAccessError,
@@ -43,21 +51,28 @@ much: a stop waits for one answer alone.
 _NOT_FOUND: Final = 404
 _REFUSALS: Final = frozenset([401, 403, 407])
 
-_texts: dict[str, dict[int, str]] = {}
+_texts = Recent[str](MAX_SCHEMAS_BYTES)
 """Texts of schemas by registry and id. An id stands for the same schema for ever, so a process asks
-for nothing twice.
+for none twice that it has used lately.
 """
 
 
-def rules_of(settings: Settings, source: str, given_up: Collection[int] = ()) -> ReadingRules:
+def rules_of(
+    settings: Settings,
+    source: str,
+    given_up: Collection[int] = (),
+    allowed: Collection[int] | None = None,
+    *,
+    most: int | None = None,
+) -> ReadingRules:
     """Return the rules for reading a source's records, with the schemas of their writers where a
     registry has them.
 
-    `given_up`: see `Registry`.
+    `given_up`, `allowed`, `most`: see `Registry`.
     """
     rules = settings.reading_rules(source)
     if isinstance(rules.schema, AvroSchema) and source in settings.registries:
-        writers = Registry(settings.registries[source], given_up)
+        writers = Registry(settings.registries[source], given_up, allowed, most)
         rules = replace(rules, schema=replace(rules.schema, writers=writers))
     return rules
 
@@ -66,7 +81,8 @@ class Registry(Mapping[int, str]):
     """The schemas of a registry by id, each with all that it refers to. It pickles.
 
     `given_up`: ids that have been waited for long enough. Where the registry still does not have
-    one, it is `UNKNOWN`.
+    one, it is `UNKNOWN`. `allowed`: ids of all schemas that the source takes; None: it takes any.
+    `most`: for how many the registry is asked; None: for any number. Any other schema is `EXCESS`.
 
     To ask for a schema raises:
 
@@ -76,31 +92,43 @@ class Registry(Mapping[int, str]):
     - ConfigurationError for options that the client does not take.
     """
 
-    def __init__(self, settings: RegistrySettings, given_up: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        settings: RegistrySettings,
+        given_up: Collection[int] = (),
+        allowed: Collection[int] | None = None,
+        most: int | None = None,
+    ) -> None:
         self._settings = settings
         self._name = settings.model_dump_json()
         self._given_up = frozenset(given_up)
+        self._allowed = None if allowed is None else frozenset(allowed)
+        self._most = most
         self._missing: set[int] = set()
+        self._named: set[int] = set()
 
     def __getitem__(self, schema_id: int) -> str:
-        texts = _texts.setdefault(self._name, {})
+        if self._allowed is not None and schema_id not in self._allowed:
+            return EXCESS
+        if schema_id not in self._named:
+            if self._most is not None and len(self._named) >= self._most:
+                return EXCESS
+            self._named.add(schema_id)
         if schema_id in self._missing:
             return UNKNOWN
-        if schema_id not in texts:
-            try:
-                texts[schema_id] = str(self._ask(schema_id))
-            except UnknownWriterSchemaError:
-                if schema_id not in self._given_up:
-                    raise
-                self._missing.add(schema_id)
-                return UNKNOWN
-        return texts[schema_id]
+        try:
+            return _texts.get((self._name, schema_id), lambda: str(self._ask(schema_id)), len)
+        except UnknownWriterSchemaError:
+            if schema_id not in self._given_up:
+                raise
+            self._missing.add(schema_id)
+            return UNKNOWN
 
     def __iter__(self) -> Iterator[int]:
-        return iter(_texts.get(self._name, {}))
+        return iter(self._named)
 
     def __len__(self) -> int:
-        return len(_texts.get(self._name, {}))
+        return len(self._named)
 
     def check_options(self) -> None:
         """Raise ConfigurationError for options that the client does not take; the registry is not

@@ -5,18 +5,24 @@ So silver never asks a registry.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Final
 
-from watersmeet.core.avro_schema import UNKNOWN, AvroSchema
+from watersmeet.core.avro_schema import EXCESS, UNKNOWN, AvroSchema
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.table_reader import Condition, TableReader
 from watersmeet.settings import Settings
+
+FULL: Final = -1
+"""Id of the row that says that a source takes no further schemas."""
 
 
 class _Kept(dict[int, str]):
     def __missing__(self, schema_id: int) -> str:
+        if FULL in self:
+            return EXCESS
         raise WatersmeetError(
             f"{tables.WRITER_SCHEMAS} lacks schema {schema_id}, which records of bronze were "
             "written with: the table is damaged",
@@ -24,14 +30,25 @@ class _Kept(dict[int, str]):
         )
 
 
-def known_schemas(reader: TableReader, source: str) -> Mapping[int, str]:
-    """Return, by id, the schemas that the lake keeps of a source.
+def known_schemas(
+    reader: TableReader, source: str, ids: Collection[int] | None = None
+) -> Mapping[int, str]:
+    """Return, by id, the schemas that the lake keeps of a source, or those of some ids.
 
-    One that the registry did not have is `UNKNOWN`. Looking up any other id raises WatersmeetError.
+    One that the registry did not have is `UNKNOWN`. Looking up any other id raises WatersmeetError,
+    or returns `EXCESS` where the source takes no further schemas.
     """
-    return _Kept(
-        {schema_id: text or UNKNOWN for schema_id, (text, _) in _rows(reader, source).items()}
-    )
+    asked: list[Condition] = [] if ids is None else [("writer_schema", "in", sorted(ids))]
+    rows = _rows(reader, source, ["writer_schema", "schema"], *asked)
+    texts = {row["writer_schema"]: row["schema"] for row in rows if row["schema"]}
+    return _Kept({row["writer_schema"]: UNKNOWN for row in rows} | texts)
+
+
+def schema_ids(reader: TableReader, source: str) -> set[int]:
+    """Return the ids of all schemas that the lake has of a source, or has waited for; and `FULL`
+    where it takes no further ones.
+    """
+    return {row["writer_schema"] for row in _rows(reader, source, ["writer_schema"])}
 
 
 def unknown_schemas(reader: TableReader, source: str) -> dict[int, int]:
@@ -39,10 +56,12 @@ def unknown_schemas(reader: TableReader, source: str) -> dict[int, int]:
 
     The registry lacks them so far.
     """
+    columns = ["writer_schema", "seen_at"]
+    waiting = _rows(reader, source, columns, ("schema", "is null", None))
+    decided = _rows(reader, source, columns[:1], ("schema", "is not null", None)) if waiting else []
+    over = {row["writer_schema"] for row in decided}
     return {
-        schema_id: since
-        for schema_id, (text, since) in _rows(reader, source).items()
-        if text is None
+        row["writer_schema"]: row["seen_at"] for row in waiting if row["writer_schema"] not in over
     }
 
 
@@ -51,28 +70,26 @@ def given_up_schemas(reader: TableReader, source: str) -> set[int]:
 
     The registry did not have them.
     """
-    return {schema_id for schema_id, (text, _) in _rows(reader, source).items() if text == UNKNOWN}
+    ids, known = (
+        {row["writer_schema"] for row in _rows(reader, source, ["writer_schema"], condition)}
+        for condition in (("schema", "=", UNKNOWN), ("schema", "!=", UNKNOWN))
+    )
+    return ids - known - {FULL}
 
 
-def _rows(reader: TableReader, source: str) -> dict[int, tuple[str | None, int]]:
-    """Return, by id, a schema and when it was seen (epoch ms).
+def _rows(
+    reader: TableReader, source: str, columns: Sequence[str], *conditions: Condition
+) -> list[dict[str, Any]]:
+    """Return rows of `writer_schemas`.
 
-    A schema that the registry lacks is None while it is waited for, then `UNKNOWN`.
+    Without a text, the registry lacks the schema, and it is waited for. With `UNKNOWN`, it no
+    longer is. A later row with a text holds in any case.
     """
     if not reader.exists(tables.WRITER_SCHEMAS):
-        return {}
-    entries = reader.select(
-        tables.WRITER_SCHEMAS, ["writer_schema", "schema", "seen_at"], [[("source", "=", source)]]
-    )
-    columns = (
-        entries["writer_schema"].to_pylist(),
-        entries["schema"].to_pylist(),
-        entries["seen_at"].to_pylist(),
-    )
-    rows = sorted(
-        zip(*columns, strict=True), key=lambda row: (bool(row[1]), row[2], row[1] is not None)
-    )
-    return {schema_id: (text, at) for schema_id, text, at in rows}
+        return []
+    where: list[Condition] = [("source", "=", source), *conditions]
+    rows: list[dict[str, Any]] = reader.select(tables.WRITER_SCHEMAS, columns, [where]).to_pylist()
+    return rows
 
 
 def avro_schemas(reader: TableReader, settings: Settings) -> dict[str, AvroSchema]:

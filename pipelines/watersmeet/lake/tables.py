@@ -210,7 +210,8 @@ _QUARANTINED = [column for column in (*BRONZE, RECORD_BYTES) if column.name not 
 
 # The registry's schemas that records of bronze name, each with all that it refers to. They are
 # written before the first such record, so that nothing after bronze needs the registry. A row may
-# occur twice. In one without a schema, the registry did not have it then.
+# occur twice. In one without a schema, the registry did not have it then. One of the id -1 says
+# that the source takes no further schemas.
 _WRITER_SCHEMAS = Table(
     WRITER_SCHEMAS,
     schema_of("source string, writer_schema bigint, schema string, seen_at timestamp"),

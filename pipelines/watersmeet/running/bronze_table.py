@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.core.avro_schema import MAX_SCHEMAS
 from watersmeet.core.columns import Int64s, int64s, numbered
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import RECORD_BYTES, WRITER_SCHEMA
@@ -40,13 +41,15 @@ def kafka_input(
     input_id: InputId,
     given_up: Collection[int] = (),
     erased: Mapping[int, Int64s] = MappingProxyType({}),
+    allowed: Collection[int] | None = None,
 ) -> KafkaInput:
     """Return how an input is read from Kafka.
 
-    `given_up`: ids of schemas that are no longer waited for. `erased`: offsets by partition whose
-    records are read as `forget` leaves them.
+    `given_up`, `allowed`: see `Registry`. `erased`: offsets by partition whose records are read as
+    `forget` leaves them. A batch of more schemas than a source takes is read again, so the registry
+    is asked for no more of them.
     """
-    rules = rules_of(settings, input_id.source, given_up)
+    rules = rules_of(settings, input_id.source, given_up, allowed, most=MAX_SCHEMAS)
     return KafkaInput(input_id, settings.kafka, rules, dict(erased))
 
 
@@ -90,11 +93,18 @@ class BatchCounts:
         return {p: (first, last + 1) for p, first, last in zip(*columns, strict=True)}
 
     @property
-    def schema_ids(self) -> set[int]:
-        """Ids of the writer schemas of the records, where the source has a registry."""
+    def schema_ids(self) -> list[int]:
+        """Ids of the writer schemas of the records, where the source has a registry.
+
+        They are in the order of the offsets at which partitions name them first.
+        """
         if WRITER_SCHEMA.name not in self.groups.column_names:
-            return set()
-        return set(self.groups[WRITER_SCHEMA.name].to_pylist()) - {None}
+            return []
+        named = self.groups.filter(pc.is_valid(self.groups[WRITER_SCHEMA.name]))
+        firsts = named.group_by(WRITER_SCHEMA.name).aggregate([("first", "min")])
+        by = [("first_min", "ascending"), (WRITER_SCHEMA.name, "ascending")]
+        ids: list[int] = firsts.sort_by(by)[WRITER_SCHEMA.name].to_pylist()
+        return ids
 
     @property
     def worst(self) -> tuple[str, int, int]:

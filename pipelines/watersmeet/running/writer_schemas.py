@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from watersmeet.core.avro_schema import UNKNOWN
+from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES, UNKNOWN
 from watersmeet.errors import unknown_schema_of
 from watersmeet.kafka.registry import Registry
 from watersmeet.lake import tables
-from watersmeet.lake.schemas import given_up_schemas, known_schemas, unknown_schemas
+from watersmeet.lake.schemas import (
+    FULL,
+    given_up_schemas,
+    known_schemas,
+    schema_ids,
+    unknown_schemas,
+)
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.settings import Settings
 
 log = logging.getLogger("watersmeet")
+
+
+class NoRoomError(Exception):
+    """Error for a batch with a schema for which the source has no room: it is to be read again."""
 
 
 @dataclass
@@ -24,6 +34,9 @@ class WriterSchemas:
 
     A schema that the registry does not have stops the input until it is there. After
     `registry.unknown_after` it is given up, for good: its records are then refused.
+
+    A source takes the first schemas that its records name, up to `MAX_SCHEMAS` of them, or
+    `MAX_SCHEMAS_BYTES`. Which these are is kept, so it is decided once, whatever reads them again.
     """
 
     owner: Owner
@@ -31,38 +44,70 @@ class WriterSchemas:
     source: str
     given_up: set[int] = field(default_factory=set)
     """Ids of schemas that are no longer waited for."""
-    _kept: set[int] = field(default_factory=set)
-    """Ids of schemas that `writer_schemas` is known to have."""
+    allowed: frozenset[int] | None = None
+    """Ids of the only schemas that records may be written with; None while there is room."""
+    _sizes: dict[int, int] = field(default_factory=dict)
+    """Length of each schema that `writer_schemas` is known to have."""
     _waiting_since: int | None = None
     """Time (epoch ms) since which the input has waited for schemas that the registry does not have.
     """
 
     def recover(self) -> None:
-        """Read which schemas the lake has given up."""
+        """Read which schemas the lake has given up, and whether it takes further ones."""
         if self._unknown_after_ms is not None:
             self.given_up |= given_up_schemas(self._reader, self.source)
+        if FULL in self._learned():
+            self.allowed = frozenset(self._sizes)
 
-    def keep(self, schema_ids: Collection[int]) -> None:
-        """Add the schemas with these ids to `writer_schemas`, if it lacks them."""
-        new = set(schema_ids) - self._kept
-        if not new:
+    def keep(self, ids: Sequence[int]) -> None:
+        """Add the schemas with these ids to `writer_schemas`, if it lacks them.
+
+        Raises NoRoomError if not all of them have room there: the first ones are added.
+        """
+        if self.allowed is not None or self._sizes.keys() >= {*ids}:
             return
-        existing = known_schemas(self._reader, self.source)
-        new -= {schema_id for schema_id, text in existing.items() if text != UNKNOWN}
-        schemas = Registry(self.settings.registries[self.source], self.given_up)
-        texts = {
-            schema_id: text for schema_id in sorted(new) if (text := schemas[schema_id]) != UNKNOWN
-        }
+        known = self._learned()
+        registry = Registry(self.settings.registries[self.source], self.given_up)
+        texts: dict[int, str | None] = {}
+        size = sum(self._sizes.values())
+        for schema_id in ids:
+            if schema_id in self._sizes:
+                continue
+            if FULL in known or (schema_id not in known and len(known) >= MAX_SCHEMAS):
+                texts[FULL] = UNKNOWN
+                break
+            text = registry[schema_id]
+            if text == UNKNOWN:
+                continue
+            size += len(text)
+            if size > MAX_SCHEMAS_BYTES:
+                texts[FULL] = UNKNOWN
+                break
+            texts[schema_id] = text
+            known.add(schema_id)
         if texts:
             self._note(texts)
-        self._kept |= set(schema_ids) - (new - texts.keys())
+        if FULL in texts:
+            log.warning("%s takes no further schemas: records of others are refused", self.source)
+            raise NoRoomError
+        self._sizes |= {schema_id: len(text or "") for schema_id, text in texts.items()}
+
+    def _learned(self) -> set[int]:
+        """Learn the sizes of schemas that the lake keeps by now; return the ids of all its rows."""
+        ids = schema_ids(self._reader, self.source)
+        if new := ids - self._sizes.keys() - {FULL}:
+            texts = known_schemas(self._reader, self.source, new)
+            self._sizes |= {schema_id: len(text) for schema_id, text in texts.items() if text}
+        return ids
 
     def note_failure(self, failure: Exception) -> bool:
         """Note which schema the registry did not have, and since when, if that was the failure.
 
         Once the input has waited for `registry.unknown_after`, the schema is given up. Return True
-        if it is: reading that begins again does without it.
+        if it is, or if there was no room for a schema: reading that begins again does without it.
         """
+        if isinstance(failure, NoRoomError):
+            return True
         schema_id = unknown_schema_of(failure)
         if schema_id is None:
             return False
@@ -71,6 +116,9 @@ class WriterSchemas:
         now = now_ms()
         since = unknown_schemas(self._reader, self.source).get(schema_id)
         if since is None:
+            if len(self._learned()) >= MAX_SCHEMAS:
+                self._note({FULL: UNKNOWN})
+                return True
             since = now
             self._note({schema_id: None})
         self._waiting_since = min(since, self._waiting_since or since)

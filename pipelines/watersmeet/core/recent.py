@@ -1,0 +1,65 @@
+"""A cache that is bounded in bytes: what others send decides how large its values are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from functools import partial, wraps
+from typing import Final, Generic, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_V = TypeVar("_V")
+
+_OWN_BYTES: Final = 1024
+"""What an entry counts beside its size."""
+
+
+class Recent(Generic[_V]):
+    """The values that were used last, as long as they have up to `max_bytes` bytes together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left = max_bytes
+        self._values: dict[Hashable, tuple[_V, int]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], _V], size: Callable[[_V], int]) -> _V:
+        """Return the value of a key, which is made where it is not there.
+
+        `size`: its bytes. A value that is larger than all that there is room for is not kept.
+        """
+        with self._lock:
+            if (entry := self._values.pop(key, None)) is not None:
+                self._values[key] = entry
+                return entry[0]
+        value = make()
+        entry = value, size(value) + _OWN_BYTES
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = entry
+                self._left -= entry[1]
+            while self._left < 0:
+                oldest = next(iter(self._values))
+                self._left += self._values.pop(oldest)[1]
+        return value
+
+
+def recently_made(max_bytes: int) -> Callable[[Callable[_P, _V]], Callable[_P, _V]]:
+    """Return a decorator that keeps what a function has returned last, by its arguments.
+
+    A value counts as many bytes as the first argument, a text, has characters.
+    """
+
+    def decorator(function: Callable[_P, _V]) -> Callable[_P, _V]:
+        """Keep the function's values."""
+        recent = Recent[_V](max_bytes)
+
+        @wraps(function)
+        def kept(*args: _P.args, **kwargs: _P.kwargs) -> _V:
+            """Return the value of these arguments."""
+            make = partial(function, *args, **kwargs)
+            text = str(args[0])
+            return recent.get((args, *sorted(kwargs.items())), make, lambda _: len(text))
+
+        return kept
+
+    return decorator
