@@ -581,8 +581,10 @@ class Settings(Part):
     @field_validator("checkpoints", mode="before")
     @classmethod
     def _beside_the_tables(cls, value: object, info: ValidationInfo) -> object:
-        if value is not None or "lake" not in info.data:
+        if value is not None:
             return value
+        if "lake" not in info.data:  # which is refused itself
+            return "."
         if isinstance(info.data["lake"], CatalogLake):
             raise RefusedError(
                 "`{path}` is needed where the lake is a catalog",

@@ -174,6 +174,12 @@ def test_lake_is_absolute_or_a_uri_and_holds_its_checkpoints(
     assert settings.checkpoints == f"{settings.lake}/_checkpoints"
 
 
+def test_a_lake_that_is_refused_makes_its_checkpoints_no_problem(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="a URI without an absolute path") as refused:
+        load(tmp_path, changed(("lake", "file:./x")))
+    assert refused.value.more == []
+
+
 def test_relative_paths_are_relative_to_the_configuration_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
