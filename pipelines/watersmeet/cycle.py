@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from watersmeet.bronze import Bronze
 from watersmeet.core.inputs import InputId
+from watersmeet.core.times import time_text
 from watersmeet.engine import Running
 from watersmeet.gold import Gold
 from watersmeet.kafka.cluster import Cluster
@@ -176,9 +176,10 @@ class Cycle:
         for plan in self._batches(self.silver.drain):
             offsets = sum(done.size for done in plan.ranges.values())
             clock = min(plan.clocks.values(), default=None)
+            slowest = "undefined" if clock is None else time_text(clock)
             self._run.reporter.notify(
                 "silver",
-                f"batch {plan.batch}: {offsets} offsets, slowest clock {_utc(clock)}",
+                f"batch {plan.batch}: {offsets} offsets, slowest clock {slowest}",
                 batch=plan.batch,
                 offsets=offsets,
                 clock=clock,
@@ -244,9 +245,3 @@ def pass_on_beside(
         wait([passing])
     passing.result()
     return has_taken
-
-
-def _utc(ms: int | None) -> str:
-    if ms is None:
-        return "undefined"
-    return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="milliseconds")

@@ -16,7 +16,7 @@ from tests.support.commands import here
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 from tests.support.topics import CheckedProducer, consume, create_topics
 from watersmeet.audit.show import utc
-from watersmeet.core.times import LAST_EVENT_TIME_MS
+from watersmeet.core.times import LAST_EVENT_TIME_MS, time_text
 from watersmeet.engine.spark import SparkEngine
 
 MICROSECONDS = 1_768_780_800_123_456
@@ -98,3 +98,10 @@ def test_the_first_and_the_last_time_that_a_calendar_has_are_shown_as_times() ->
         "9999-12-31 23:59:59.999Z",
     )
     assert utc(None) == "-"
+
+
+def test_a_time_is_written_to_its_millisecond_up_to_the_last() -> None:
+    assert [time_text(ms) for ms in (0, LAST_EVENT_TIME_MS)] == [
+        "1970-01-01T00:00:00.000Z",
+        "9999-12-31T23:59:59.999Z",
+    ]

@@ -9,6 +9,8 @@ from importlib.resources import files
 from typing import Final
 from zoneinfo import ZoneInfo
 
+import numpy as np
+
 LAST_EVENT_TIME_MS: Final = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z: the last millisecond that every reader of the tables can show."""
 
@@ -22,6 +24,11 @@ _EXTENDED = re.compile(
 _BASIC = re.compile(
     rf"(\d{{4}})(\d\d)(\d\d)[Tt](\d\d)(\d\d)(?:(\d\d){_FRACTION})?{_ZONE}", re.ASCII
 )
+
+
+def time_text(ms: int) -> str:
+    """Return epoch ms as an ISO 8601 time in UTC."""
+    return str(np.datetime_as_string(np.datetime64(ms, "ms"), timezone="UTC"))
 
 
 @lru_cache

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-from watersmeet.core.times import LAST_EVENT_TIME_MS
+from watersmeet.core.times import LAST_EVENT_TIME_MS, time_text
 from watersmeet.lake.files import Files
 
 FILES: Final = "part-"
@@ -90,15 +89,10 @@ def _statistics(written: pq.FileMetaData, counted: Sequence[str]) -> dict[str, A
                 if not is_time:
                     limits[name] = bound
                 elif 0 <= bound // 1000 <= LAST_EVENT_TIME_MS:
-                    limits[name] = _time_text(bound)
+                    limits[name] = time_text(bound // 1000)
     return {
         "numRecords": written.num_rows,
         "minValues": least,
         "maxValues": most,
         "nullCount": nulls,
     }
-
-
-def _time_text(us: int) -> str:
-    """Return epoch microseconds as text with whole milliseconds."""
-    return str(np.datetime_as_string(np.datetime64(us, "us"), unit="ms", timezone="UTC"))
