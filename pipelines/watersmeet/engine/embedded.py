@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import pyarrow as pa
 from deltalake import (
+    ColumnProperties,
     CommitProperties,
     DeltaTable,
     PostCommitHookProperties,
@@ -58,7 +59,7 @@ from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.partitioned import PartitionedFiles, by_key
 from watersmeet.lake.table_errors import names_table, names_tables
 from watersmeet.lake.table_reader import VersionGoneError, Where, normalise, row_count
-from watersmeet.lake.tables import CHANGE_DATA_FEED, COUNTED_COLUMNS, STATISTICS_BYTES, Table
+from watersmeet.lake.tables import CHANGE_DATA_FEED, STATISTICS_BYTES, Table
 
 if TYPE_CHECKING:
     from watersmeet.engine.spark import SparkEngine
@@ -98,9 +99,6 @@ _ASKED_AT_ONCE: Final = 16
 
 _ROWS_AT_ONCE: Final = 8_192
 """Number of rows that readers unpack at a time: DataFusion's default."""
-
-# As Spark writes them.
-_WRITER: Final = WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES)
 
 
 @names_tables
@@ -278,7 +276,7 @@ class EmbeddedEngine(Polling):
                 delta_table,
                 _with_added(delta_table, rows),
                 mode="append",
-                writer_properties=_writer(_size_of(rows)),
+                writer_properties=self._writer(table, _size_of(rows)),
                 **arguments,
             ),
         )
@@ -328,15 +326,15 @@ class EmbeddedEngine(Polling):
         the file begins with `prefix`.
         """
         layout = self.lake.layout[table]
-        counted = layout.properties.get(COUNTED_COLUMNS, "").split(",")
-        counted = [name for name in counted if name]
         repeating = None  # a correction repeats what the one before it has
         if table != tables.CORRECTIONS:
             repeating = [name for name in layout.schema.names if name not in _DISTINCT]
         with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
             file: DataFile | None = None
             for rows in chunks:
-                file = file or DataFile(Path(folder, "rows"), layout.schema, counted, repeating)
+                file = file or DataFile(
+                    Path(folder, "rows"), layout.schema, layout.counted, repeating
+                )
                 file.write(rows)
             if file is None:
                 return None
@@ -395,7 +393,7 @@ class EmbeddedEngine(Polling):
                 condition,
                 "changed",
                 "kept",
-                writer_properties=_writer(_size_of(rows)),
+                writer_properties=self._writer(table, _size_of(rows)),
                 **arguments,
             )
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
@@ -597,10 +595,27 @@ class EmbeddedEngine(Polling):
         The size of a row is that of its records in memory: in the files, values may be packed.
         """
         if RECORD_BYTES.name not in self.reader.columns(table).names:
-            return _WRITER
+            return self._writer(table, 0)
         sums = {"bytes": ("sum", RECORD_BYTES.name), "rows": ("count", RECORD_BYTES.name)}
         size = self.reader.summary(table, [], sums).to_pylist()[0]
-        return _writer((size["bytes"] or 0) // max(1, size["rows"]))
+        return self._writer(table, (size["bytes"] or 0) // max(1, size["rows"]))
+
+    def _writer(self, table: str, row_bytes: int) -> WriterProperties:
+        """Return the properties for writing files of a table with rows of this size in memory.
+
+        Large rows go into row groups that fit into memory, since readers unpack up to thousands of
+        rows of one at a time.
+        """
+        is_large = row_bytes * _ROWS_AT_ONCE > ROW_GROUP_BYTES
+        return WriterProperties(
+            compression="SNAPPY",  # as Spark
+            max_row_group_size=max(1, ROW_GROUP_BYTES // row_bytes) if is_large else None,
+            statistics_truncate_length=STATISTICS_BYTES,
+            default_column_properties=ColumnProperties(statistics_enabled="NONE"),
+            column_properties=dict.fromkeys(
+                self.lake.layout[table].counted, ColumnProperties(statistics_enabled="PAGE")
+            ),
+        )
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`. delta-rs lists the unused files.
@@ -688,20 +703,6 @@ def _with_added(delta_table: DeltaTable, rows: pa.Table) -> pa.Table:
         if field.name not in rows.column_names:
             rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
     return rows
-
-
-def _writer(row_bytes: int) -> WriterProperties:
-    """Return the properties for writing files with rows of this size in memory.
-
-    Large rows go into row groups that fit into memory, since readers unpack up to thousands of rows
-    of one at a time.
-    """
-    if row_bytes * _ROWS_AT_ONCE <= ROW_GROUP_BYTES:
-        return _WRITER
-    rows = max(1, ROW_GROUP_BYTES // row_bytes)
-    return WriterProperties(
-        compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES, max_row_group_size=rows
-    )
 
 
 def _size_of(rows: pa.Table) -> int:

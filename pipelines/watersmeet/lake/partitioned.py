@@ -16,16 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 
-from watersmeet.core.types import TIME
 from watersmeet.lake.data_file import FILES, DataFile
 from watersmeet.lake.files import Files
 from watersmeet.lake.maintenance import FILE_BYTES
-
-_COUNTED: Final = (pa.int32(), pa.int64(), TIME)
-"""Types of the columns that a file has statistics of.
-
-Statistics of other types could tell a key (`forget`).
-"""
+from watersmeet.lake.tables import COUNTED_TYPES
 
 MAX_FILES: Final = 256
 """Maximum number of files open at a time: a process may often have no more than 1,024."""
@@ -78,7 +72,7 @@ class PartitionedFiles:
         self._folder = folder
         self._prefix = prefix
         self._schema = schema.remove(schema.get_field_index(by))
-        self._counted = [field.name for field in self._schema if field.type in _COUNTED]
+        self._counted = [field.name for field in self._schema if field.type in COUNTED_TYPES]
 
     def write(self, chunks: Iterable[pa.Table]) -> list[AddAction]:
         """Write all rows, a row group for each piece; return the files' entries for a commit.

@@ -15,7 +15,7 @@ from watersmeet.configuration.sources import SourceSettings
 from watersmeet.core.corrections import correction_schema
 from watersmeet.core.merge import LATE_SCHEMA, silver_schema
 from watersmeet.core.reading import BRONZE, RECORD_BYTES, REDRIVEN_FROM, bronze_schema
-from watersmeet.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS
+from watersmeet.core.repeated import DUPLICATE_SCHEMA
 from watersmeet.core.types import TIME, schema_of
 from watersmeet.settings import Settings
 
@@ -53,8 +53,13 @@ STATISTICS_BYTES = 64
 """Bytes that a file's statistics keep of the smallest and the largest text or binary value.
 
 Whole values would triple small files, and no reader opens a file whose statistics have some hundred
-megabytes.
+megabytes. A value that nothing of that length exceeds is kept whole all the same, so there are none
+of what producers send (`Table.counted`).
 """
+
+
+COUNTED_TYPES = (pa.int32(), pa.int64(), TIME)
+"""Types of columns whose statistics cannot tell a key (`forget`)."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,15 @@ class Table:
     schema: pa.Schema
     partitioned_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def counted(self) -> list[str]:
+        """The columns that files have statistics of: those of the table's property, or else numbers
+        and times.
+        """
+        if names := self.properties.get(COUNTED_COLUMNS):
+            return names.split(",")
+        return [field.name for field in self.schema if field.type in COUNTED_TYPES]
 
     def rows(self, rows: Iterable[Sequence[Any]]) -> pa.Table:
         """Return rows of Python values, in the order of the columns, as an Arrow table.
@@ -171,9 +185,8 @@ def _silver(settings: Settings) -> Table:
     types = {name: source.value_type for name, source in settings.sources.items()}
     schema = silver_schema(types, settings.inputs, has_ids=settings.has_ids)
     # No statistics of keys: they would be in the log, which `forget` cannot change.
-    without = {"status", "valid", "invalid_reason", "merge_key", RECORD_IDS.name, *types}
     properties = {
-        **_statistics(*(name for name in schema.names if name not in without)),
+        **_statistics(*(field.name for field in schema if field.type in COUNTED_TYPES)),
         # A checkpoint of the log doubles the cost of a small batch; reading the log between two
         # costs next to nothing.
         "delta.checkpointInterval": "50",
