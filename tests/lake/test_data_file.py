@@ -4,6 +4,11 @@ of what fails none is left."""
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +32,7 @@ SCHEMA = pa.schema([("offset", pa.int64()), ("time", TIME)])
 
 def written(folder: Path, *times_ms: int) -> AddAction:
     times = pa.array([ms * 1000 for ms in times_ms], pa.int64()).cast(TIME)
-    file = DataFile(folder / "rows", SCHEMA, SCHEMA.names)
+    file = DataFile(SCHEMA, SCHEMA.names)
     for offset, time in enumerate(times):  # a row group each
         file.write(pa.table([[offset], pa.array([time], TIME)], schema=SCHEMA))
     return file.put(Files({}), str(folder), "part.parquet", {})
@@ -63,8 +68,7 @@ def test_files_that_were_complete_when_the_rest_failed_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partitioned, "FILE_BYTES", 1)
-    lake, scratch = tmp_path / "lake", tmp_path / "scratch"
-    scratch.mkdir()
+    lake = tmp_path / "lake"
     schema = SCHEMA.append(pa.field("status", pa.string()))
     chunk = pa.table([[1], pa.array([1], TIME), ["open"]], schema=schema)
 
@@ -73,7 +77,7 @@ def test_files_that_were_complete_when_the_rest_failed_are_gone(
         assert len([*lake.rglob("*.parquet")]) == 2
         raise ValueError("fails on purpose")
 
-    files = PartitionedFiles(schema, "status", str(lake), Files({}), scratch)
+    files = PartitionedFiles(schema, "status", str(lake), Files({}))
     with pytest.raises(ValueError, match="on purpose"):
         files.write(chunks())
     assert [*lake.rglob("*.parquet")] == []
@@ -89,3 +93,37 @@ def test_files_are_deleted_by_the_beginning_of_their_names_wherever_they_are(
         file.touch()
     Files({}).delete_beginning(str(tmp_path), "part-a-")
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
+
+
+@pytest.mark.parametrize(
+    "writing",
+    [
+        "PartitionedFiles(SCHEMA, 'status', sys.argv[1], Files({})).write(chunks())",
+        "[*by_key(chunks(), SCHEMA, 3)]",
+    ],
+    ids=["new files", "rows by key"],
+)
+def test_a_killed_process_leaves_no_row_on_its_own_disk(tmp_path: Path, writing: str) -> None:
+    lake, own_disk = tmp_path / "lake", tmp_path / "tmp"
+    own_disk.mkdir()
+    killed = f"""
+        import os, signal, sys
+        import pyarrow as pa
+        from watersmeet.lake.files import Files
+        from watersmeet.lake.partitioned import PartitionedFiles, by_key
+
+        NAMES = ("tenant", "merge_key", "status")
+        SCHEMA = pa.schema([("partition", pa.int32()), *((n, pa.string()) for n in NAMES)])
+
+        def chunks():
+            yield pa.table([[1], [""], ["secret" * 100_000], ["open"]], schema=SCHEMA)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        {writing}
+    """
+    environment = {**os.environ, "TMPDIR": str(own_disk)}
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(killed), str(lake)], env=environment
+    )
+    assert process.returncode == -signal.SIGKILL
+    assert [*own_disk.rglob("*")] == []

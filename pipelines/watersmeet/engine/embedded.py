@@ -7,7 +7,6 @@ local Spark session starts with the first one.
 
 from __future__ import annotations
 
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import pyarrow as pa
@@ -310,11 +308,8 @@ class EmbeddedEngine(Polling):
             return [*filter(None, [self.write_file(table, chunks, prefix)])]
         [by] = layout.partitioned_by
         path = self.reader.path(table)
-        with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
-            files = PartitionedFiles(
-                layout.schema, by, path, self.reader.files_of(table), Path(folder), prefix
-            )
-            return files.write(chunks)
+        files = PartitionedFiles(layout.schema, by, path, self.reader.files_of(table), prefix)
+        return files.write(chunks)
 
     def write_file(
         self, table: str, chunks: Iterable[pa.Table], prefix: str = FILES
@@ -329,17 +324,14 @@ class EmbeddedEngine(Polling):
         repeating = None  # a correction repeats what the one before it has
         if table != tables.CORRECTIONS:
             repeating = [name for name in layout.schema.names if name not in _DISTINCT]
-        with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
-            file: DataFile | None = None
-            for rows in chunks:
-                file = file or DataFile(
-                    Path(folder, "rows"), layout.schema, layout.counted, repeating
-                )
-                file.write(rows)
-            if file is None:
-                return None
-            name = f"{prefix}{uuid.uuid4()}.snappy.parquet"
-            return file.put(self.reader.files_of(table), self.reader.path(table), name, {})
+        file: DataFile | None = None
+        for rows in chunks:
+            file = file or DataFile(layout.schema, layout.counted, repeating)
+            file.write(rows)
+        if file is None:
+            return None
+        name = f"{prefix}{uuid.uuid4()}.snappy.parquet"
+        return file.put(self.reader.files_of(table), self.reader.path(table), name, {})
 
     def takes_files(self, table: str) -> bool:
         """Return True where `write_files` can write files of a table: delta-rs checks no constraint
@@ -420,11 +412,10 @@ class EmbeddedEngine(Polling):
 
         def merged(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
             """Yield each chunk with the changes in it, in pieces that hold all rows of a key."""
-            with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
-                if has_waiting:  # else a key has one row
-                    chunks = by_key(chunks, schema, self._chunks(unfinished), Path(folder))
-                for chunk, changed in function(chunks, *map(partial(read_input, self), inputs)):
-                    yield applied(chunk, validate(changed))
+            if has_waiting:  # else a key has one row
+                chunks = by_key(chunks, schema, self._chunks(unfinished))
+            for chunk, changed in function(chunks, *map(partial(read_input, self), inputs)):
+                yield applied(chunk, validate(changed))
 
         self._rewrite(table, unfinished, merged, commit)
         return True

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,7 +22,8 @@ FILES: Final = "part-"
 class DataFile:
     """Writer of one file.
 
-    It is made on the local disk, and moved to the table's address once it is complete.
+    It is made on the local disk, in a file without a name, of which a killed process leaves
+    nothing, and copied to the table's address once it is complete.
 
     - `counted`: the columns that it has statistics of.
     - `repeating`: the columns whose values are looked for repetitions; None for all.
@@ -30,15 +31,14 @@ class DataFile:
 
     def __init__(
         self,
-        path: Path,
         schema: pa.Schema,
         counted: Sequence[str],
         repeating: Sequence[str] | None = None,
     ) -> None:
-        self._path = path
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - `put` closes it
         self._counted = counted
         self._writer = pq.ParquetWriter(
-            path,
+            self._file,
             schema,
             write_statistics=list(counted),
             use_dictionary=True if repeating is None else list(repeating),
@@ -47,19 +47,21 @@ class DataFile:
     def write(self, rows: pa.Table) -> int:
         """Write rows as a row group, and return how many bytes the file has."""
         self._writer.write_table(rows)
-        return self._path.stat().st_size
+        return self._file.tell()
 
     def put(
         self, files: Files, address: str, name: str, values: Mapping[str, str | None]
     ) -> AddAction:
-        """Complete the file, move it below the table's address, and return its entry for a commit.
+        """Complete the file, copy it below the table's address, and return its entry for a commit.
 
         `values`: those of the columns that partition the table.
         """
         self._writer.close()
-        size = self._path.stat().st_size
-        statistics = _statistics(pq.read_metadata(self._path), self._counted)
-        files.put(self._path, f"{address}/{name}")
+        size = self._file.tell()
+        with self._file as file:
+            statistics = _statistics(pq.read_metadata(file), self._counted)
+            file.seek(0)
+            files.put(file, f"{address}/{name}")
         now_ms = time.time_ns() // 1_000_000
         return AddAction(name, size, values, now_ms, True, json.dumps(statistics))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -43,6 +43,8 @@ _CLIENT: Final = frozenset(
     ]
 )
 """Options of delta-rs that concern the connection, whatever the store."""
+
+_COPIED_BYTES: Final = 1024 * 1024
 
 _PATIENCE: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 """Few retries: the caller waits for a store that is away.
@@ -90,20 +92,20 @@ class Files:
         with self._at(address, "writing") as (store, name):
             obstore.put(store, name, text.encode())
 
-    def put(self, path: Path, address: str) -> None:
-        """Move a file of any size from the local disk to an address."""
+    def put(self, file: BinaryIO, address: str) -> None:
+        """Copy what an opened file still has, of any size, to an address."""
         if scheme_of(address) is None:
             target = Path(local_path(address))
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                shutil.move(path, target)
+                with target.open("wb") as copy:
+                    shutil.copyfileobj(file, copy, _COPIED_BYTES)
             except BaseException:
-                target.unlink(missing_ok=True)  # a part of it, from another disk
+                target.unlink(missing_ok=True)  # a part of it
                 raise
             return
         with self._at(address, "writing") as (store, name):
-            obstore.put(store, name, path)
-        path.unlink()
+            obstore.put(store, name, file)
 
     def create(self, address: str) -> bool:
         """Make an empty file in an object store, and return True.

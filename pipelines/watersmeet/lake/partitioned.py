@@ -5,10 +5,11 @@ They are written a piece at a time, for a commit that names them.
 
 from __future__ import annotations
 
+import tempfile
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Final
 
 import numpy as np
@@ -25,36 +26,35 @@ MAX_FILES: Final = 256
 """Maximum number of files open at a time: a process may often have no more than 1,024."""
 
 
-def by_key(
-    chunks: Iterable[pa.Table], schema: pa.Schema, count: int, folder: Path
-) -> Iterator[pa.Table]:
+def by_key(chunks: Iterable[pa.Table], schema: pa.Schema, count: int) -> Iterator[pa.Table]:
     """Yield rows of silver in about `count` pieces, with all rows of a key in one.
 
-    Meanwhile the rows are on the disk.
+    Meanwhile the rows are on the disk, in files without a name.
     """
     count = min(count, MAX_FILES)
-    paths = [folder / f"{number}.arrow" for number in range(count)]
     options = pa.ipc.IpcWriteOptions(compression="lz4")
-    writers = [pa.ipc.new_stream(path, schema, options=options) for path in paths]
-    for chunk in chunks:
-        keys = zip(
-            *(chunk[name].to_pylist() for name in ("partition", "tenant", "merge_key")), strict=True
-        )
-        numbers = np.array([zlib.crc32(repr(key).encode()) % count for key in keys])
-        for number in np.unique(numbers):
-            writers[number].write_table(chunk.filter(pa.array(numbers == number)))
-    for writer, path in zip(writers, paths, strict=True):
-        writer.close()
-        with pa.ipc.open_stream(path) as rows:
-            yield rows.read_all()
-        path.unlink()
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
+        writers = [pa.ipc.new_stream(file, schema, options=options) for file in files]
+        for chunk in chunks:
+            keys = zip(
+                *(chunk[name].to_pylist() for name in ("partition", "tenant", "merge_key")),
+                strict=True,
+            )
+            numbers = np.array([zlib.crc32(repr(key).encode()) % count for key in keys])
+            for number in np.unique(numbers):
+                writers[number].write_table(chunk.filter(pa.array(numbers == number)))
+        for writer, file in zip(writers, files, strict=True):
+            writer.close()
+            file.seek(0)
+            with file, pa.ipc.open_stream(file) as rows:
+                yield rows.read_all()
 
 
 class PartitionedFiles:
     """Writer of a table's files.
 
-    Each is made in a folder of the local disk, and moved to the table's address once it is
-    complete.
+    Each is made on the local disk, and copied to the table's address once it is complete.
     """
 
     def __init__(
@@ -63,13 +63,11 @@ class PartitionedFiles:
         by: str,
         address: str,
         files: Files,
-        folder: Path,
         prefix: str = FILES,
     ) -> None:
         self._by = by
         self._address = address
         self._files = files
-        self._folder = folder
         self._prefix = prefix
         self._schema = schema.remove(schema.get_field_index(by))
         self._counted = [field.name for field in self._schema if field.type in COUNTED_TYPES]
@@ -97,7 +95,7 @@ class PartitionedFiles:
                     .cast(self._schema)
                 )
                 if value not in written:
-                    written[value] = DataFile(self._folder / value, self._schema, self._counted)
+                    written[value] = DataFile(self._schema, self._counted)
                 if written[value].write(rows) >= FILE_BYTES:
                     added.append(self._added(value, written.pop(value)))
         for value, file in written.items():
