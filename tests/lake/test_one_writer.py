@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.laws.test_engine import gathered
 from tests.support.configurations import settings_for
 from watersmeet.engine import spark_writer
 from watersmeet.engine.embedded import EmbeddedEngine, WrittenFiles
@@ -53,7 +54,7 @@ CHANGES: dict[str, Callable[[SparkEngine, Any], object]] = {
     "append by delta-rs": lambda e, _: e.append(TABLE, nothing(e), COMMIT),
     "append of files": lambda e, _: e.append(TABLE, WrittenFiles(here(e), []), COMMIT),
     "append by Spark": lambda e, rows: SparkWriter.append(e, TABLE, rows, COMMIT),
-    "merge by delta-rs": lambda e, _: e.merge(TABLE, nothing(e), COMMIT),
+    "merge by delta-rs": lambda e, _: e.merge(tables.SILVER, gathered(e), COMMIT),
     "merge by Spark": lambda e, rows: e.merge(TABLE, rows, COMMIT),
     "delete": lambda e, _: e.delete(TABLE, [], COMMIT),
     "update": lambda e, _: e.update(TABLE, [], {"reason": None}, COMMIT),
@@ -82,7 +83,8 @@ def test_nobody_else_changes_a_table_while_one_of_the_writers_does(
     lake = Lake(settings_for(tmp_path, engine="spark"))
     create_missing(EmbeddedEngine(lake, lambda: pytest.fail("no SQL here")))
     was_alone = list[bool]()
-    table = tables.RESETS if "purge by" in change else TABLE
+    others = {"merge by delta-rs": tables.SILVER, "purge by delta-rs": tables.RESETS}
+    table = others.get(change, TABLE)
 
     def used(*_: Any, **__: Any) -> None:
         """Note whether another thread would have to wait now."""

@@ -829,7 +829,7 @@ def test_compaction_brings_no_deleted_row_back(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, few_bytes: int
 ) -> None:
     """Spark deletes by deletion vectors, and compacts what is more than a few bytes."""
-    monkeypatch.setattr("watersmeet.engine.spark._FEW_COMPACTED_BYTES", few_bytes)
+    monkeypatch.setattr("watersmeet.engine.spark._FEW_REWRITTEN_BYTES", few_bytes)
     partition = 16 if few_bytes < 0 else 17
     for time in (10, 20, 30):
         rows: list[tuple[Any, ...]] = [
@@ -850,7 +850,7 @@ def test_files_that_spark_compacts_say_which_keys_they_may_have(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A question for one key then opens few of them."""
-    monkeypatch.setattr("watersmeet.engine.spark._FEW_COMPACTED_BYTES", -1)
+    monkeypatch.setattr("watersmeet.engine.spark._FEW_REWRITTEN_BYTES", -1)
     for time in (10, 20):
         rows: list[tuple[Any, ...]] = [
             (11, "a", "timed_out", time, time, [], [], True, None, 0, 0, 0)

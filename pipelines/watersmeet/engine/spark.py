@@ -86,8 +86,10 @@ LOOK_EVERY = "200 milliseconds"
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ROW_GROUP_ROWS = "parquet.block.row.count.limit"
 
-_FEW_COMPACTED_BYTES = 64 * 1024 * 1024
-"""Bytes of files up to which delta-rs compacts them in this process; Spark distributes more."""
+_FEW_REWRITTEN_BYTES = 64 * 1024 * 1024
+"""Bytes of files up to which delta-rs rewrites them in this process, which takes a second; Spark
+distributes more.
+"""
 
 
 @names_tables
@@ -380,10 +382,16 @@ class SparkEngine(Polling, SparkWriter):
         large: SilverRows | None = None,
     ) -> None:
         """See `Engine.merge`. Rows in this process are merged by delta-rs where it can write the
-        table, unless those that they may change are large: Spark uses the disk.
+        table, unless it would have to read or rewrite much: Spark marks the rows that go, and uses
+        the disk.
         """
-        is_here = isinstance(rows, pa.Table) and large is None
-        if is_here and (by_delta_rs := self._by_delta_rs(table)) is not None:
+        by_delta_rs = self._by_delta_rs(table) if large is None else None
+        if (
+            isinstance(rows, pa.Table)
+            and by_delta_rs is not None
+            and by_delta_rs.reader.bytes_rewritten(table, rows, only_open=only_open)
+            <= _FEW_REWRITTEN_BYTES
+        ):
             with self.changing(table):
                 by_delta_rs.merge(table, rows, commit, only_open=only_open)
         else:
@@ -462,7 +470,7 @@ class SparkEngine(Polling, SparkWriter):
         by_delta_rs = self._by_delta_rs(table)
         if by_delta_rs is not None and (
             not has_records(table)
-            or by_delta_rs.reader.bytes_of_files(table, file_bytes) <= _FEW_COMPACTED_BYTES
+            or by_delta_rs.reader.bytes_of_files(table, file_bytes) <= _FEW_REWRITTEN_BYTES
         ):
             with self.changing(table):
                 by_delta_rs.compact(table, file_bytes)

@@ -182,6 +182,28 @@ class DeltaRsReader(TableReader):
         sizes = pa.table(self.opened(table).get_add_actions())["size_bytes"]
         return pc.sum(sizes.filter(pc.less_equal(sizes, largest))).as_py() or 0
 
+    def bytes_rewritten(self, table: str, changed: pa.Table, *, only_open: bool) -> int:
+        """Return how many bytes the files of a table have that a merge of `changed`, as
+        `Engine.merge` takes it, may write anew: those that may have a replaced or deleted row.
+        """
+        replaced = pc.min_max(changed["replaces"]).as_py()
+        may_delete = changed["delete_up_to"].null_count < len(changed)
+        columns = ("partition.status", "size_bytes", "min.event_time", "max.event_time")
+        files = pa.table(self.opened(table).get_add_actions(flatten=True))
+        files = files.select([name for name in columns if name in files.column_names])
+        size = 0
+        for file in files.to_pylist():
+            if file["partition.status"] == "waiting":
+                is_rewritten = may_delete
+            elif replaced["min"] is None or (only_open and file["partition.status"] != "open"):
+                is_rewritten = False
+            else:  # a file may lack statistics
+                least = file.get("min.event_time") or replaced["max"]
+                most = file.get("max.event_time") or replaced["min"]
+                is_rewritten = least <= replaced["max"] and replaced["min"] <= most
+            size += file["size_bytes"] if is_rewritten else 0
+        return size
+
     def row_bytes(self, table: str) -> int:
         """See `TableReader`."""
         files = pa.table(self.opened(table).get_add_actions())
