@@ -254,6 +254,24 @@ class Producers:
     def _endless_json(self, _: str, __: int) -> Hostile:
         return refused(Reason.UNDECODABLE, b"{" * (MAX_RECORD_BYTES - 1), codec="zstd")
 
+    @heavy_record("tracking")
+    def _many_objects(self, _: str, begin: int) -> Hostile:
+        """Each takes thirty times its bytes in memory."""
+        value = b'{"ts":%d,"k":"a","x":[' % begin
+        more = (MAX_RECORD_BYTES - len(value) - 4) // 3
+        return refused(Reason.UNDECODABLE, value + b"{}," * more + b"{}]}", codec="zstd")
+
+    @heavy_record("orders")
+    def _many_items(self, _: str, begin: int) -> Hostile:
+        """Each is one byte, which spells an empty text in the field that the reader skips."""
+        none = framed(
+            max(self._ids),
+            encoded(WRITERS[1], {"dropped": [], **orjson.loads(_order(ts=begin, k="a"))}),
+        )
+        more = MAX_RECORD_BYTES - len(none) - 10
+        items = encoded("long", more) + bytes(more)
+        return refused(Reason.UNDECODABLE, none[:-1] + items + b"\x00", codec="zstd")
+
     # -- records that are refused
 
     @bad_record(*SOURCES)
