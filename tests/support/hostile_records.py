@@ -36,6 +36,18 @@ READER: Final[dict[str, Any]] = {
         {"name": "k", "type": ["null", "string"], "default": None},
         {"name": "type", "type": ["null", "string"], "default": None},
         {"name": "n", "type": ["null", "long"], "default": None},
+        {
+            "name": "items",
+            "type": {
+                "type": "array",
+                "items": {
+                    "type": "record",
+                    "name": "Item",
+                    "fields": [{"name": "n", "type": "int"}],
+                },
+            },
+            "default": [],
+        },
     ],
 }
 DROPPED: Final = {"name": "dropped", "type": {"type": "array", "items": "string"}}
@@ -250,16 +262,44 @@ class Producers:
     def _too_large(self, _: str, __: int) -> Hostile:
         return refused(Reason.TOO_LARGE, bytes(MAX_RECORD_BYTES + 1), codec="gzip")
 
-    @heavy_record("tracking")
-    def _endless_json(self, _: str, __: int) -> Hostile:
-        return refused(Reason.UNDECODABLE, b"{" * (MAX_RECORD_BYTES - 1), codec="zstd")
+    @heavy_record("orders")
+    def _zeros(self, _: str, begin: int) -> Hostile:
+        """Megabytes of zeros, each of which is a record with a field."""
+        return refused(
+            Reason.UNDECODABLE, self._of_zeros(begin, MAX_RECORD_BYTES - 100), codec="gzip"
+        )
+
+    @heavy_record("orders")
+    def _most_items(self, _: str, begin: int) -> Hostile:
+        """A good value of as many records as may well be in one."""
+        count = 200_000
+        told = _order(ts=begin, k="a", items=[{"n": 0}] * count)
+        return Hostile(self._of_zeros(begin, count), told, codec="zstd")
+
+    def _of_zeros(self, begin: int, count: int) -> bytes:
+        empty = encoded(READER, orjson.loads(_order(ts=begin, k="a")))
+        length = encoded({"type": "long"}, count)
+        return framed(min(self._ids), empty[:-1] + length + bytes(count) + b"\0")
 
     @heavy_record("tracking")
     def _many_objects(self, _: str, begin: int) -> Hostile:
-        """Each takes thirty times its bytes in memory."""
-        value = b'{"ts":%d,"k":"a","x":[' % begin
-        more = (MAX_RECORD_BYTES - len(value) - 4) // 3
-        return refused(Reason.UNDECODABLE, value + b"{}," * more + b"{}]}", codec="zstd")
+        head, item, end = self._rng.choice(
+            [(b"[", b"{},", b"0]"), (b"[", b"0,", b"0]"), (b"{", b'"":[],', b'"a":0}')]
+        )
+        of_items = head + item * (MAX_RECORD_BYTES // len(item) - 20) + end
+        value = b'{"ts":%d,"k":"a","x":%s}' % (begin, of_items)
+        return refused(Reason.UNDECODABLE, value, codec="zstd")
+
+    @heavy_record("tracking")
+    def _many_names(self, _: str, begin: int) -> Hostile:
+        """A good value of as many names, and a text of what begins items elsewhere."""
+        names = b",".join(b'"%d":0' % n for n in range(100_000))
+        value = b'{"ts":%d,"k":"a","x":{%s},"t":"%s"}' % (begin, names, b'\\"{},:[' * 100_000)
+        return Hostile(value, value, codec="zstd")
+
+    @heavy_record("tracking")
+    def _endless_json(self, _: str, __: int) -> Hostile:
+        return refused(Reason.UNDECODABLE, b"{" * (MAX_RECORD_BYTES - 1), codec="zstd")
 
     @heavy_record("orders")
     def _many_items(self, _: str, begin: int) -> Hostile:
@@ -395,7 +435,12 @@ class Producers:
 def _order(**fields: Any) -> bytes:
     """An order as its message has it: all fields of `READER`, in their order."""
     return spelled(
-        orjson.dumps({field["name"]: fields.get(field["name"]) for field in READER["fields"]})
+        orjson.dumps(
+            {
+                field["name"]: fields.get(field["name"], field.get("default"))
+                for field in READER["fields"]
+            }
+        )
     )
 
 
