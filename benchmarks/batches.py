@@ -281,9 +281,7 @@ def _lake(
         update={"silver": SilverSettings(change_data_feed=change_data_feed)}
     )
     by_spark = SparkEngine(spark, Lake(settings))
-    engine: Engine = (
-        by_spark if chosen == "spark" else EmbeddedEngine(Lake(settings), lambda: by_spark)
-    )
+    engine: Engine = by_spark if chosen == "spark" else EmbeddedEngine(Lake(settings))
     create_missing(engine)
     owner = Owner(engine)
     begin = {TopicPartition(s, p): 0 for s in settings.inputs for p in range(PARTITIONS)}

@@ -39,7 +39,6 @@ from watersmeet.core.columns import Int64s, time_column
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.engine.embedded import EmbeddedEngine
-from watersmeet.engine.spark import SparkEngine
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation, generation_rows
 from watersmeet.lake.location import Lake
@@ -99,7 +98,7 @@ def _lake(folder: Path, variant: Variant, closed_rows: int = 0) -> SmallBatches:
     settings = load_settings(
         write_configuration(folder, "127.0.0.1:1", engine="embedded", variant=variant)
     )
-    engine = EmbeddedEngine(Lake(settings), _no_expressions)
+    engine = EmbeddedEngine(Lake(settings))
     create_missing(engine)
     for begin in range(0, closed_rows, FILE_ROWS):
         numbers = np.arange(begin, min(begin + FILE_ROWS, closed_rows))
@@ -108,10 +107,6 @@ def _lake(folder: Path, variant: Variant, closed_rows: int = 0) -> SmallBatches:
     first = {TopicPartition(s, p): 0 for s in settings.inputs for p in range(PARTITIONS)}
     owner.append(tables.GENERATIONS, generation_rows(settings, Generation(0, 0, first, {})))
     return SmallBatches(engine, settings, 0, Silver(owner, settings, PARTITIONS))
-
-
-def _no_expressions() -> SparkEngine:
-    raise NotImplementedError("the configuration has no SQL expressions")
 
 
 def _late(rng: random.Random, closed_rows: int) -> list[tuple[str, int, int]]:

@@ -73,9 +73,7 @@ SPARK_TESTS = (
     "tests/laws/test_touched.py",
     "tests/laws/test_turns.py",
 )
-"""How the ids begin of tests that need it without saying so: for the user's expressions, which are
-Spark SQL on both engines, or for tables.
-"""
+"""How the ids begin of tests that need it without saying so, for tables."""
 
 SECURED = "tests/kafka/test_secured"
 """How the files begin that share the secured broker of a process."""

@@ -35,7 +35,7 @@ from watersmeet.commands.arguments import (
     parse_time_ms,
     parse_window,
 )
-from watersmeet.commands.asking import begun_reader_of, evaluator, reader_of, unchecked
+from watersmeet.commands.asking import begun_reader_of, reader_of, unchecked
 from watersmeet.commands.broker import broker_app
 from watersmeet.commands.usage import (
     CHANGE,
@@ -170,7 +170,6 @@ def _find_problems(
         check_schemas,
         doubtful,
     )
-    from watersmeet.engine.choice import open_engine
     from watersmeet.errors import Problem
     from watersmeet.lake.location import Lake
     from watersmeet.quality.command import check_suites
@@ -196,7 +195,6 @@ def _find_problems(
             Lake(settings),
             unchecked(settings),
             settings,
-            lambda: open_engine(settings),
             with_kafka=not problems,
         )
         problems += lake_problems
@@ -363,10 +361,7 @@ def verify(
     with reporting() as reporter:
         reporter.begin("checks the promises")
         if against is None:
-            evaluate = evaluator(reader, settings) if full else None
-            result = find_broken(
-                reader, settings, full=full, generation=generation, evaluate=evaluate
-            )
+            result = find_broken(reader, settings, full=full, generation=generation)
         else:
             rebuilt = unchecked(rebuilt_settings(settings, against))
             result = verify_against(reader, rebuilt, settings, against, generation)

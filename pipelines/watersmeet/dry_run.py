@@ -23,7 +23,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.audit.validate import check_expressions, has_expressions
+from watersmeet.audit.validate import check_expressions
 from watersmeet.avro_json import UnencodableError, encoder
 from watersmeet.configuration.file import known_instead
 from watersmeet.core.avro_schema import AvroSchema
@@ -49,16 +49,14 @@ from watersmeet.core.sequence import ID, SEQ
 from watersmeet.core.sequence import TENANT as TENANT_HEADER
 from watersmeet.core.step import State, step
 from watersmeet.core.types import DUE, TENANT
-from watersmeet.engine import Engine
-from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError
+from watersmeet.expressions.publish import Expressions
 from watersmeet.lake.order import PLACE_COLUMNS
 from watersmeet.lake.table_reader import normalise
 from watersmeet.running.batches import batch_of
 from watersmeet.running.correcting import validated_corrections, without
 from watersmeet.running.message_rows import with_message_values
 from watersmeet.running.planning import by_partition
-from watersmeet.running.validation import validated
 from watersmeet.settings import Settings, load_settings
 
 LARGEST_PARTITION: Final = 2**31 - 1
@@ -174,18 +172,8 @@ def _tried(
         for name, source in settings.sources.items()
         if source.avro_schema
     }
-    # All in this process: the first expression starts Spark here, and nowhere else.
-    spark = {
-        name: value
-        for name, value in settings.spark.items()
-        if name not in ("spark.master", "spark.remote")
-    }
-    engine = open_engine(
-        settings.model_copy(update={"engine": "embedded", "lake": "lake", "spark": spark})
-    )
-    if has_expressions(settings.publish):
-        for what, where, fix in check_expressions(engine, settings):
-            raise ConfigurationError(what, where=where, fix=fix)
+    for what, where, fix in check_expressions(settings):
+        raise ConfigurationError(what, where=where, fix=fix)
     rows: dict[InputId, list[tuple[Any, ...]]] = {i: [] for i in settings.inputs}
     lines: dict[RecordPlace, int] = {}
     offsets: Counter[tuple[str, int]] = Counter()
@@ -198,7 +186,7 @@ def _tried(
         for reader in (i for i in settings.inputs if i.topic == topic):
             lines[reader, partition, offset] = number
             rows[reader].append((topic, partition, offset, kafka_time, 0, *fields))
-    return DryRun(engine, settings, _bronze(settings, rows, avro), lines, avro).run(close=close)
+    return DryRun(settings, _bronze(settings, rows, avro), lines, avro).run(close=close)
 
 
 # -- what is sent
@@ -359,7 +347,6 @@ class DryRun:
     of bare Avro, by source.
     """
 
-    engine: Engine
     settings: Settings
     bronze: pa.Table
     lines: Mapping[RecordPlace, int]
@@ -395,7 +382,7 @@ class DryRun:
                 done = step(state, batch, self._timed, unfinished)
                 schema = batch.changed_schema()
                 changed = done.changed.select(schema.names).cast(schema)
-                changed = validated(self.engine, changed, self.settings.publish)
+                changed = Expressions.of(self.settings).validated(changed)
                 silver = pa.concat_tables(
                     [silver.filter(is_finished), applied(unfinished, changed)]
                 )
@@ -439,7 +426,7 @@ class DryRun:
         gaps = np.full(late.rows.num_rows, batch.rules.window.gap_ms)
         closed = silver.filter(pc.equal(silver["status"], "timed_out"))
         made, repeated = correct(late, gaps, closed, before, batch)
-        return validated_corrections(self.engine, self.settings, made, batch), repeated
+        return validated_corrections(self.settings, made, batch), repeated
 
     @property
     def _timed(self) -> pa.Table:
@@ -522,9 +509,7 @@ class DryRun:
             pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False)
         )
         columns = ["partition", "last_event_time", *PLACE_COLUMNS, *self.settings.sources]
-        rows = with_message_values(
-            self.engine, silver.filter(is_out).select(columns), self.settings
-        )
+        rows = with_message_values(silver.filter(is_out).select(columns), self.settings)
         rows = in_message_order(rows)
         made = messages(rows, rows["value"], None, {})
         return [self._message(partition, row, {}) for row in made.to_pylist()]
@@ -535,7 +520,7 @@ class DryRun:
         rows = in_order(corrections.filter(is_out))
         if not rows.num_rows:
             return []
-        values = with_message_values(self.engine, as_silver(rows), self.settings)["value"]
+        values = with_message_values(as_silver(rows), self.settings)["value"]
         described = []
         for row, late in zip(
             correction_messages(rows, values, None).to_pylist(), rows.to_pylist(), strict=True

@@ -15,7 +15,6 @@ from watersmeet.audit.validate import (
     check_expressions,
     check_schemas,
     check_tables,
-    has_expressions,
 )
 from watersmeet.core.types import ddl, widened
 from watersmeet.cycle import Cycle
@@ -134,8 +133,7 @@ class Run:
             else epochs.current.settings
         )
         self.engine.lake = Lake(self.settings)
-        has_sql = has_expressions(self.settings.publish)
-        problems = check_expressions(self.engine, self.settings) if has_sql else []
+        problems = check_expressions(self.settings)
         problems += check_tables(self.engine.lake, reader)
         if problems:
             raise ConfigurationError(*problems[0])

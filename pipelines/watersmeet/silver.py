@@ -27,13 +27,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import pyarrow as pa
 
 from watersmeet.core.merge import LATE_SCHEMA, Batch
 from watersmeet.core.plan import BatchPlan, End, TopicPartition
 from watersmeet.engine import Engine
+from watersmeet.expressions.publish import Expressions
 from watersmeet.faults import fault_point
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
@@ -52,7 +53,6 @@ from watersmeet.running.outcomes import notify_merge
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.running.planning import Planner
 from watersmeet.running.recover_planner import recover_planner
-from watersmeet.running.validation import validated
 from watersmeet.settings import Settings
 
 HELD_BATCHES = 2
@@ -150,21 +150,18 @@ class Silver:
         changes no open row is appended.
         """
         inputs = self._rows.inputs(batch, planner)
-        functions = inputs.functions(batch)
+        functions = inputs.functions(batch, self._expressions)
         schema = batch.changed_schema()
-        validate = partial(validated, self._engine, publish=self.settings.publish)
         unfinished = self._rows.select_unfinished(batch, planner.clocks, inputs.record_count)
         held_bytes = HELD_BATCHES * self._engine.merge_bytes
         if unfinished.where_bytes > held_bytes and unfinished.has_changing:
             merging = functions.merge_in_chunks
-            if self._engine.merge_in_chunks(
-                unfinished, merging, inputs.rows, schema, validate, commit
-            ):
+            if self._engine.merge_in_chunks(unfinished, merging, inputs.rows, schema, commit):
                 return
         rows = [*inputs.rows, self._rows.open_rows(unfinished)]
         size = planner.size(batch.plan) + unfinished.where_bytes
-        changed = validate(
-            self._engine.from_tables(functions.merge, rows, planner.partitions, schema, size=size)
+        changed = self._engine.from_tables(
+            functions.merge, rows, planner.partitions, schema, size=size
         )
         if not unfinished.has_changing:
             self._engine.append(tables.SILVER, changed, commit)
@@ -178,7 +175,7 @@ class Silver:
         if plan.has_late:
             batch = make_batch(self._engine, self.settings, plan, planner, self._generation)
             inputs = replace(self._rows.inputs(batch, planner), counts=[], messages=[])
-            find_late = inputs.functions(batch).late
+            find_late = inputs.functions(batch, self._expressions).late
             late = self._engine.from_tables(
                 find_late,
                 inputs.rows,
@@ -214,6 +211,10 @@ class Silver:
     @cached_property
     def _rows(self) -> BatchRows:
         return BatchRows(self._engine, self.settings, self._generation)
+
+    @property
+    def _expressions(self) -> Expressions:
+        return Expressions.of(self.settings)
 
     @cached_property
     def _correcting(self) -> Correcting:

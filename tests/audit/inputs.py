@@ -64,7 +64,7 @@ def problems_in(
 ) -> list[str]:
     """What is found without Kafka."""
     evidence = read_evidence(lake.reader, lake.settings, max(lake.cases) + 1, generation, full=full)
-    findings, judge = Findings("all"), Validator(lake.settings, evidence.epochs)
+    findings, judge = Findings("all"), Validator(evidence.epochs)
     for partition in read_partitions(evidence, judge.evaluated):
         check_partition(partition, judge, defaultdict(lambda: findings))
     check_versions(evidence, findings)

@@ -761,7 +761,7 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
             mode="append",
         )
     evidence, findings = read_evidence(lake.reader, lake.settings, len(cases)), Findings("clock")
-    judge = Validator(lake.settings, evidence.epochs)
+    judge = Validator(evidence.epochs)
     assert evidence.last_batch == len(plans) - 1
     for partition in read_partitions(evidence, judge.evaluated):
         check_clock(partition, findings)
@@ -909,9 +909,9 @@ def sink_problems(lake: ModelLake) -> list[tuple[str, str]]:
         read_evidence(lake.reader, lake.settings, 1),
         read_sink(lake.reader, lake.settings, 1),
     )
-    findings, judge = Findings("sink"), Validator(lake.settings, evidence.epochs)
+    findings, judge = Findings("sink"), Validator(evidence.epochs)
     for partition in read_partitions(evidence, judge.evaluated):
-        check_sink(partition, sink, read_limits(evidence), judge, findings)
+        check_sink(partition, sink, read_limits(evidence), findings)
     return [(problem.where, problem.what) for problem in findings.problems]
 
 

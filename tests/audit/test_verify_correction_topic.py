@@ -4,14 +4,12 @@ corrections: no alarm in a right lake, and each planted fault is found."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from tests.audit.inputs import case_of, settings_of, with_topics
@@ -39,7 +37,6 @@ from watersmeet.audit.verify import verify
 from watersmeet.audit.verify_correction_topic import read_correction_topic
 from watersmeet.engine.choice import open_engine
 from watersmeet.engine.embedded import EmbeddedEngine
-from watersmeet.engine.spark import SparkEngine
 from watersmeet.gold import Gold
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
@@ -260,50 +257,10 @@ def test_what_keep_has_deleted_is_not_compared(kafka: str, tmp_path: Path) -> No
 
 # -- `publish.valid` and `publish.value`
 
-EXPRESSIONS: dict[str, Callable[[pa.Table], Any]] = {
-    "size(tracking) = 1": lambda rows: pc.equal(pc.list_value_length(rows["tracking"]), 1),
-    "size(tracking) = 2": lambda rows: pc.equal(pc.list_value_length(rows["tracking"]), 2),
-    "size(tracking) < 3": lambda rows: pc.less(pc.list_value_length(rows["tracking"]), 3),
-    "string(last_event_time)": lambda rows: pc.cast(
-        pc.cast(rows["last_event_time"], pa.int64()), pa.string()
-    ),
-}
-"""Spark SQL, and what it gives."""
-
-
-class Expressions:
-    """The user's expressions without Spark, which would take seconds to start."""
-
-    def rows(self, rows: pa.Table) -> pa.Table:
-        return rows
-
-    def collect(self, rows: pa.Table) -> pa.Table:
-        return rows
-
-    def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
-        return pa.table({name: EXPRESSIONS[text](rows) for name, text in expressions.items()})
-
-    def validated(self, rows: pa.Table, valid: str, *_: object) -> pa.Table:
-        is_right = np.asarray(EXPRESSIONS[valid](rows)) | ~is_finished(rows)
-        flags = pa.array(np.asarray(rows["valid"].fill_null(True)) & is_right)
-        columns = {
-            "valid": pc.if_else(pa.array(is_finished(rows)), flags, pa.scalar(None, pa.bool_())),
-            "invalid_reason": pc.if_else(pa.array(is_right), rows["invalid_reason"], "predicate"),
-        }
-        for name, column in columns.items():
-            rows = rows.set_column(rows.column_names.index(name), name, column)
-        return rows
-
-
-def is_finished(rows: pa.Table) -> Any:
-    return np.asarray(pc.equal(rows["status"], "timed_out"))
-
 
 def lake_with(kafka: str, folder: Path, name: str, case: Case, **own: str) -> CaseLake:
     settings = with_topics(kafka, folder, name, 1, **topic_of(name), **own)
-    expressions = Expressions()
-    engine = EmbeddedEngine(Lake(settings), lambda: cast(SparkEngine, expressions))
-    return CaseLake(engine, settings, {0: case})
+    return CaseLake(EmbeddedEngine(Lake(settings)), settings, {0: case})
 
 
 def judged_lake(kafka: str, folder: Path, name: str) -> CaseLake:
@@ -315,7 +272,10 @@ def judged_lake(kafka: str, folder: Path, name: str) -> CaseLake:
     case.values["tracking"] += [keyed("a", 20), keyed("b", 90), heartbeat(4000)]
     case.values["orders"].append(heartbeat(4000))
     case.arrivals += ["tracking", "tracking", "tracking", "orders"]
-    own = {"publish__valid": "size(tracking) = 2", "publish__value": "string(last_event_time)"}
+    own = {
+        "publish__valid": "size(tracking) = 2",
+        "publish__value": "epoch_us(last_event_time)::VARCHAR",
+    }
     lake = lake_with(kafka, folder, name, case, **own)
     begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
     step(lake, 10 / 14)
@@ -346,13 +306,12 @@ def test_valid_and_value_are_judged_by_the_epoch_that_settles(
         ("c", 1, False, False),
     ]
     assert values == [b"50000", None, None, None, b"90000"]
-    evaluate = Expressions().evaluate
-    assert found_in(lake.settings, evaluate=evaluate) == []
     assert found_in(lake.settings) == []
-    monkeypatch.setitem(EXPRESSIONS, "size(tracking) < 3", EXPRESSIONS["size(tracking) = 2"])
-    assert found_in(lake.settings, evaluate=evaluate) == []
-    monkeypatch.setitem(EXPRESSIONS, "string(last_event_time)", lambda rows: rows["merge_key"])
-    assert {what for where, what in found_in(lake.settings, evaluate=evaluate)} == {
+    monkeypatch.setattr(
+        "watersmeet.expressions.publish.Expressions.messages",
+        lambda _, rows: rows["merge_key"].cast(pa.large_binary()),
+    )
+    assert {what for where, what in found_in(lake.settings)} == {
         "value differs from the row of corrections"
     }
 
@@ -370,7 +329,7 @@ def test_what_is_valid_only_since_a_jump_is_behind_the_topic_and_not_missing(
     rows = lake.reader.select(tables.CORRECTIONS, columns, [[("generation", "=", 1)]]).to_pylist()
     assert (1, "c", 1, True) in [tuple(row.values()) for row in rows]
     assert corrected(lake).recover() == tails
-    assert found_in(lake.settings, evaluate=Expressions().evaluate) == []
+    assert found_in(lake.settings) == []
 
 
 @pytest.mark.long
@@ -385,7 +344,7 @@ def test_what_a_jump_has_closed_was_valid_when_it_was_corrected(kafka: str, tmp_
     names = ["merge_key", "valid", "invalid_reason"]
     [silver] = lake.reader.select(tables.SILVER, names).to_pylist()
     assert tuple(silver.values()) == ("a", False, "reset")
-    assert found_in(lake.settings, evaluate=Expressions().evaluate) == []
+    assert found_in(lake.settings) == []
     assert found_in(lake.settings) == []
 
 

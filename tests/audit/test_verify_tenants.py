@@ -503,12 +503,12 @@ def test_each_promise_that_is_broken_in_the_sink_is_found(kafka: str, tmp_path: 
         read_evidence(lake.reader, there, partitions),
         read_sink(lake.reader, there, partitions),
     )
-    judge = Validator(there, evidence.epochs)
+    judge = Validator(evidence.epochs)
     for partition, (_, told) in zip(
         read_partitions(evidence, judge.evaluated), BROKEN_SINKS, strict=True
     ):
         findings = Findings("sink")
-        check_sink(partition, sink, read_limits(evidence), judge, findings)
+        check_sink(partition, sink, read_limits(evidence), findings)
         found = [f"{problem.where}: {problem.what}" for problem in findings.described()]
         assert len(found) == len(told), (partition.number, found)
         for where, words in told:

@@ -4,13 +4,11 @@ beside its lake."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from tests.audit.inputs import case_of, richest_cases, with_topics
@@ -29,7 +27,6 @@ from watersmeet.audit.verify import verify
 from watersmeet.audit.verify_sink import read_sink
 from watersmeet.audit.verify_values import as_kept
 from watersmeet.core.message import message_bytes
-from watersmeet.core.types import TIME
 from watersmeet.core.window import Window
 from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError
@@ -149,19 +146,7 @@ def test_a_value_is_read_exactly_as_its_column_keeps_it() -> None:
     assert exact == same != other
 
 
-def evaluate(rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
-    """Stands for Spark: what the expressions of the next test mean."""
-    assert rows.schema.field("event_time").type == TIME
-    answers = {
-        "size(orders) > 0": pc.greater(pc.list_value_length(rows["orders"]), 0),
-        "merge_key": rows["merge_key"],
-    }
-    return pa.table({name: answers[text] for name, text in expressions.items()})
-
-
-def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(
-    kafka: str, tmp_path: Path
-) -> None:
+def test_the_users_own_expressions_are_checked(kafka: str, tmp_path: Path) -> None:
     case = case_of(
         [keyed("a", 0), keyed("b", 10), keyed("c", 20), heartbeat(900)],
         [keyed("a", 5), keyed("c", 25), heartbeat(900)],
@@ -180,13 +165,8 @@ def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(
         value=lambda row: row["merge_key"].encode(),
     )
     published(lake)
-    found = verify(lake.reader, settings, full=True)
-    assert (found["ok"], len(found["notes"])) == (True, 2)
-    assert all("was not evaluated" in note for note in found["notes"])
-    assert verify(lake.reader, settings, full=True, evaluate=evaluate) == {
-        "ok": True,
-        "problems": [],
-    }
+    assert verify(lake.reader, settings) == {"ok": True, "problems": []}
+    assert verify(lake.reader, settings, full=True) == {"ok": True, "problems": []}
 
     def wrong(row: Row) -> Row:
         verdicts = {"b": (True, None), "c": (False, "predicate")}
@@ -194,7 +174,7 @@ def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(
         return {**row, "valid": valid, "invalid_reason": reason}
 
     rewrite(settings, tables.SILVER, wrong)
-    unevaluated = [
+    in_sink = [
         (
             "expressions[0]: key 'b', event_time 10",
             "silver's record is missing in the sink, which has later ones",
@@ -214,8 +194,7 @@ def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(
             "valid is False (predicate), and must be True (None)",
         ),
     ]
-    assert problems_of(lake.settings) == unevaluated
-    assert problems_of(settings, evaluate=evaluate) == [*unevaluated, *verdicts]
+    assert problems_of(settings) == [*in_sink, *verdicts]
 
 
 def test_odd_keys_and_the_largest_size_are_exact(kafka: str, tmp_path: Path) -> None:

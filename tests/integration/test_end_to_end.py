@@ -355,7 +355,7 @@ def test_only_valid_records_are_published_and_values_may_be_chosen(
         engine=runs.at_once.engine,
         **{f"sources__{source}__topic": topic for source, topic in runs.topics.items()},
         publish__topic=sink,
-        publish__valid="size(orders) > 0 AND orders[0].value IS NOT NULL",
+        publish__valid="size(orders) > 0 AND orders[1].value IS NOT NULL",
         publish__value="CASE WHEN merge_key <> 'a' THEN concat(merge_key, '!') END",
         publish__max_bytes=message_bytes(2, 1, 0),
     )

@@ -73,7 +73,7 @@ def nothing(engine: SparkEngine) -> pa.Table:
 
 
 def here(engine: SparkEngine) -> EmbeddedEngine:
-    return EmbeddedEngine(engine.lake, lambda: engine)
+    return EmbeddedEngine(engine.lake)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -81,7 +81,7 @@ def test_nobody_else_changes_a_table_while_one_of_the_writers_does(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(settings_for(tmp_path, engine="spark"))
-    create_missing(EmbeddedEngine(lake, lambda: pytest.fail("no SQL here")))
+    create_missing(EmbeddedEngine(lake))
     was_alone = list[bool]()
     others = {"merge by delta-rs": tables.SILVER, "purge by delta-rs": tables.RESETS}
     table = others.get(change, TABLE)

@@ -35,7 +35,7 @@ def as_it_is(rows: pa.Table) -> pa.Table:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> EmbeddedEngine:
-    engine = EmbeddedEngine(Lake(settings_for(tmp_path)), lambda: pytest.fail("no SQL here"))
+    engine = EmbeddedEngine(Lake(settings_for(tmp_path)))
     create_missing(engine)
     return engine
 

@@ -31,7 +31,7 @@ FINISHED = [(0, f"f{n}", "timed_out", 10 + n, None) for n in range(50)]
 def engine(tmp_path: Path) -> EmbeddedEngine:
     """Silver with a file of each kind of rows."""
     lake = Lake(settings_for(tmp_path, engine="spark"))
-    engine = EmbeddedEngine(lake, lambda: pytest.fail("no SQL here"))
+    engine = EmbeddedEngine(lake)
     create_missing(engine)
     for rows in (EARLY, LATE, WAITING, FINISHED):
         engine.append(tables.SILVER, gathered(engine, *rows))

@@ -40,7 +40,6 @@ from tests.support.cases import (
 from tests.support.configurations import IDS
 from tests.support.lakes import OpenSpark, engine_for, folder_of, rows_of_silver
 from watersmeet.core.merge import REPLACING
-from watersmeet.core.message import message_bytes
 from watersmeet.core.types import TIME
 from watersmeet.engine import Engine, Running, Selection, SilverRows, embedded
 from watersmeet.engine.spark import SparkEngine
@@ -346,12 +345,6 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
     engine.merge(tables.SILVER, changed(engine, *opened, *others), Commit("pieces", 1, 1))
     news = changed(engine, (13, "new", "open", 50, None))
     schema = changed_schema(engine)
-    validated: list[Any] = []
-
-    def judge(rows: Any) -> Any:
-        validated.append(rows)
-        return rows
-
     version = engine.reader.version(tables.SILVER)
     size = 100 * engine.merge_bytes  # so that a row is a piece, whatever rows the table has
     for _ in range(2):
@@ -360,7 +353,6 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
             _closing,
             [engine.collect(news)],
             schema,
-            judge,
             Commit("pieces", 1, 2),
         )
     expected = [
@@ -370,7 +362,6 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
     ]
     assert silver(engine, 13) == expected
     assert silver(engine, 14) == [("k0", "open", 10)]
-    assert validated, "what changes is judged before it is written"
     where = [[("partition", "=", 13), ("merge_key", "!=", "done")]]
     chunks = {
         row["batch"] for row in engine.reader.select(tables.SILVER, ["batch"], where).to_pylist()
@@ -621,7 +612,7 @@ def test_conditions_and_constants_are_those_of_a_read(engine: Engine) -> None:
     assert read(engine, rows, ["last_seq", "source"]) == [(2, "it's")]
 
 
-def test_fetched_rows_are_those_that_were_read_and_an_expression_answers_for_each_in_order(
+def test_fetched_rows_are_those_that_were_read(
     engine: Engine,
 ) -> None:
     part = {"offset": 0, "event_time": -5, "value": "é"}
@@ -635,64 +626,6 @@ def test_fetched_rows_are_those_that_were_read_and_an_expression_answers_for_eac
     collect = engine.collect(engine.rows(found))
     assert sorted(map(str, collect.to_pylist())) == sorted(map(str, found.to_pylist()))
     assert engine.collect(engine.rows(found.slice(0, 0))).num_rows == 0
-    answers = engine.evaluate(found, {"value": "concat(merge_key, orders[0].value)"})
-    assert answers["value"].to_pylist() == [f"{key}é" for _ in range(3) for key in "ab"]
-
-
-def judge(
-    engine: Engine, valid: str, value: str | None = None, max_bytes: int = 10**6
-) -> dict[str, tuple[Any, Any]]:
-    """Whether each of three finished rows and an open one is valid, and why not; `b` has orders,
-    and they are of one byte."""
-    part = {"offset": 0, "event_time": 0, "value": "x"}
-    rows: list[tuple[Any, ...]] = [
-        (0, key, "timed_out", 0, 0, [], [part] * (key == "b"), None, None, 0, 0, 0) for key in "abc"
-    ]
-    rows += [(0, "open", "open", 0, 0, [], [part], None, None, 0, 0, 0)]
-    found = rows_of_silver(engine.lake.layout, rows)
-    reasons = pa.array([None, None, "too_large", None], pa.string())
-    found = found.set_column(found.column_names.index("invalid_reason"), "invalid_reason", reasons)
-    validated = engine.validated(engine.rows(found), valid, value, max_bytes)
-    return {
-        key: (is_valid, reason)
-        for key, is_valid, reason in read(
-            engine, validated, ["merge_key", "valid", "invalid_reason"]
-        )
-    }
-
-
-def test_an_expression_that_is_null_or_meets_what_it_cannot_handle_counts_as_false(
-    engine: Engine,
-) -> None:
-    no = (False, "predicate")
-    for valid in (
-        "orders[0].value = 'x'",
-        "size(orders) > 0 AND CAST(merge_key AS INT) IS NULL",
-        "orders[0].offset / 0 IS NULL",
-    ):
-        expected = (
-            {"a": no, "b": (True, None), "c": no}
-            if "/ 0" not in valid
-            else {"a": (True, None), "b": (True, None)}
-        )
-        found = judge(engine, valid)
-        assert {key: found[key] for key in expected} == expected
-        assert found["open"] == (None, None), "an open record is not judged"
-    assert judge(engine, "true")["c"] == (False, "too_large")
-    assert judge(engine, "CAST(merge_key AS INT) > 0")["b"] == no
-
-
-def test_a_message_with_the_value_of_an_expression_may_have_so_many_bytes(engine: Engine) -> None:
-    found = judge(engine, "true", "repeat('é', 2 + 3 * size(orders))", message_bytes(9, 1, 0))
-    assert (found["a"], found["b"]) == ((True, None), (False, "too_large"))
-    assert judge(engine, "true", "repeat('é', 2 + 3 * size(orders))", message_bytes(10, 1, 0))[
-        "b"
-    ] == (True, None)
-    without = judge(engine, "true", "CAST(NULL AS STRING)", message_bytes(0, 1, 0))
-    assert without["b"] == (True, None), "a message may have no value"
-    assert judge(engine, "size(orders) = 0", "repeat('é', 9)", 9)["b"] == (False, "predicate"), (
-        "the predicate comes first"
-    )
 
 
 # -- following

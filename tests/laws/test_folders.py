@@ -76,13 +76,9 @@ def test_the_embedded_engine_works_in_a_folder_of_this_name(tmp_path: Path, name
     folder.mkdir()
     settings = settings_for(folder)
     check_writable(Lake(settings))
-    works_in(CaseLake(EmbeddedEngine(Lake(settings), no_expressions), settings, a_case()))
+    works_in(CaseLake(EmbeddedEngine(Lake(settings)), settings, a_case()))
     assert below(tmp_path) == {folder.name}
     assert below(folder) == {"lake"}
-
-
-def no_expressions() -> SparkEngine:
-    raise AssertionError("no expression is asked for")
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -105,7 +105,7 @@ def let_go(lake: CaseLake, engine: Any = None) -> None:
 def broken(lake: CaseLake) -> list[str]:
     """What `verify --full` finds without Kafka."""
     evidence = read_evidence(lake.reader, lake.settings, PARTITIONS)
-    judge = Validator(lake.settings, evidence.epochs)
+    judge = Validator(evidence.epochs)
     names = (
         "places",
         "forgotten keys",

@@ -54,7 +54,7 @@ def lake(new_lake: MakeLake, kind: str) -> CaseLake:
         * PARTITIONS
         * len(SOURCES),
         silver={"change_data_feed": True},
-        publish__valid="orders[0].offset >= 0",
+        publish__valid="orders[1].offset >= 0",
         publish__max_bytes=MAX_BYTES,
         **IDS,
     )

@@ -31,7 +31,7 @@ def test_engines_take_turns_batch_by_batch_and_crash_by_crash(
 ) -> None:
     settings = settings_for(tmp_path, lake=str(tmp_path / "lake"))
     spark = SparkEngine(root_session, Lake(settings))
-    embedded = EmbeddedEngine(Lake(settings), lambda: spark)
+    embedded = EmbeddedEngine(Lake(settings))
     turns: list[Engine] = [spark, embedded] if first == "spark" else [embedded, spark]
     lake = CaseLake(
         turns[0], settings, {p: random_case(seed, 100) for p, seed in enumerate((3, 14, 15, 92))}
@@ -61,7 +61,7 @@ def test_spark_goes_on_with_open_records_that_were_written_anew(
 ) -> None:
     settings = settings_for(tmp_path, lake=str(tmp_path / "lake"))
     spark = SparkEngine(root_session, Lake(settings))
-    embedded = EmbeddedEngine(Lake(settings), lambda: spark)
+    embedded = EmbeddedEngine(Lake(settings))
     lake = CaseLake(embedded, settings, rich_cases(4, 1656, wealth="late"))
     rewrite_open_records(monkeypatch)
     rewrites = []

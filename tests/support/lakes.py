@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -94,16 +93,12 @@ class TypedEngine(EmbeddedEngine):
 
 
 def engine_for(open_spark: OpenSpark, settings: Settings) -> Engine:
-    """The engine of a configuration, on which Spark's tasks read Kafka, however little. The
-    embedded one opens Spark for the first SQL expression that it is asked for."""
-
-    @cache
-    def by_spark() -> SparkEngine:
-        engine = SparkEngine(open_spark(), Lake(settings))
-        engine.here_offsets = -1
-        return engine
-
-    return by_spark() if settings.engine == "spark" else TypedEngine(Lake(settings), by_spark)
+    """The engine of a configuration, on which Spark's tasks read Kafka, however little."""
+    if settings.engine != "spark":
+        return TypedEngine(Lake(settings))
+    engine = SparkEngine(open_spark(), Lake(settings))
+    engine.here_offsets = -1
+    return engine
 
 
 def quickly(settings: Settings) -> Settings:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.configurations import settings_for
@@ -76,7 +75,7 @@ class QualityLake:
         ]
         arrivals += ["orders"] * len(more)
         self.settings: Settings = settings_for(folder, **overrides)
-        self.engine = EmbeddedEngine(Lake(self.settings), lambda: pytest.fail("no Spark is needed"))
+        self.engine = EmbeddedEngine(Lake(self.settings))
         self.lake = CaseLake(
             self.engine, self.settings, dict(cases or {0: Case(values, 100, arrivals)})
         )

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -17,12 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.expressions import EXPRESSIONS, ROWS, answers, functions_walk
+from tests.support.expressions import EXPRESSIONS, ROWS, SCHEMA, TIME, answers, functions_walk
 from watersmeet import expressions
+from watersmeet.core.message import message_bytes
 from watersmeet.errors import ConfigurationError, WorkerEndedError
 from watersmeet.expressions import MESSAGE, PREDICATE, evaluate, expression_problem
 from watersmeet.expressions.gate import OUTSIDE
 from watersmeet.expressions.process import connect
+from watersmeet.expressions.publish import CONTENT, Expressions
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -77,6 +80,7 @@ def test_an_expression_over_one_merge_record_passes(text: str) -> None:
     assert problem(text) is None
 
 
+@pytest.mark.promise("R60")
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -176,6 +180,7 @@ def test_a_message_is_text_or_bytes() -> None:
     assert "gives BOOLEAN" in (problem("true", MESSAGE) or "")
 
 
+@pytest.mark.promise("R60")
 def test_every_function_of_this_release_was_looked_at() -> None:
     """Those that DuckDB calls CONSISTENT are recorded: a new one is to be looked at, whether it
     reads anything but its arguments, before it is recorded or joins `OUTSIDE`."""
@@ -188,6 +193,7 @@ def test_every_function_of_this_release_was_looked_at() -> None:
     assert set(OUTSIDE) - {"unnest"} <= set(recorded)
 
 
+@pytest.mark.promise("R15")
 @pytest.mark.long
 def test_what_passes_the_gate_gives_the_same_in_another_process_zone_and_locale() -> None:
     walks = [
@@ -239,6 +245,7 @@ POISON = {
 }
 
 
+@pytest.mark.promise("R15")
 @pytest.mark.parametrize("text", POISON)
 def test_a_record_that_takes_all_memory_or_time_fails_alone(text: str) -> None:
     rows = pa.table({"n": pa.array([3, 2_000_000_000, 5], pa.int64())})
@@ -277,6 +284,7 @@ def test_a_result_is_null_where_it_is_larger_than_a_message_may_be() -> None:
     assert outcome.error == "its result has more than 64 MiB"
 
 
+@pytest.mark.promise("R15")
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.sampled_from(["1", "2", "x", "", "x/y", "UTC", "{", '{"a": 1}']), max_size=300),
@@ -315,20 +323,129 @@ def test_no_rows_are_no_rows() -> None:
         assert len(evaluate(text, empty, kinds).values) == 0
 
 
+@pytest.mark.promise("R60")
 def test_an_expression_that_does_not_pass_is_not_evaluated() -> None:
     with pytest.raises(ConfigurationError, match="`random"):
         evaluate("random() > 0.5", pa.table({"merge_key": ["a"]}), PREDICATE)
 
 
+# -- what becomes of merge records
+
+NO = (False, "predicate")
+FAILS = (False, "expression")
+
+
+def judge(
+    valid: str | None, value: str | None = None, max_bytes: int = 10**6
+) -> dict[str, tuple[Any, Any]]:
+    """Whether each of three finished rows and an open one is valid, and why not; `b` has orders,
+    and they are of one byte."""
+    rows = ROWS.slice(0, 4).drop_columns(["merge_key", "orders", "tenant"])
+    part = {"offset": 0, "event_time": 0, "value": "x"}
+    columns = {
+        "merge_key": [*"abc", "open"],
+        "tenant": [""] * 4,
+        "orders": pa.array([[], [part], [], [part]], SCHEMA.field("orders").type),
+        "status": ["timed_out", "timed_out", "timed_out", "open"],
+        "valid": pa.nulls(4, pa.bool_()),
+        "invalid_reason": pa.array([None, None, "too_large", None], pa.string()),
+    }
+    for name, column in columns.items():
+        rows = rows.append_column(name, pa.array(column))
+    names = (*CONTENT, "orders", "tracking")
+    judged = Expressions(valid, value, max_bytes, names).validated(rows)
+    found = judged.select(["merge_key", "valid", "invalid_reason"]).to_pylist()
+    assert judged.schema == rows.schema
+    return {row["merge_key"]: (row["valid"], row["invalid_reason"]) for row in found}
+
+
+def test_what_is_null_counts_as_false_and_what_fails_says_so() -> None:
+    assert judge("orders[1].value = 'x'") == {
+        "a": NO,
+        "b": (True, None),
+        "c": NO,
+        "open": (None, None),
+    }
+    found = judge("CASE WHEN len(orders) > 0 THEN true ELSE merge_key::INT > 0 END")
+    assert found == {"a": FAILS, "b": (True, None), "c": FAILS, "open": (None, None)}
+    assert judge("size(orders) > 0 AND try_cast(merge_key AS INT) IS NULL")["b"] == (True, None)
+    assert judge("true")["c"] == (False, "too_large")
+
+
+def test_a_message_with_the_value_of_an_expression_may_have_so_many_bytes() -> None:
+    value = "repeat('é', 2 + 3 * size(orders))"
+    found = judge("true", value, message_bytes(9, 1, 0))
+    assert (found["a"], found["b"]) == ((True, None), (False, "too_large"))
+    assert judge(None, value, message_bytes(10, 1, 0))["b"] == (True, None)
+    for none in ("CAST(NULL AS VARCHAR)", "(merge_key::INT)::VARCHAR"):
+        assert judge(None, none, message_bytes(0, 1, 0))["b"] == (True, None), "no value"
+    assert judge("size(orders) = 0", "repeat('é', 9)", 9)["b"] == NO, "the predicate comes first"
+
+
+def test_why_a_predicate_fails_is_said_once_for_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+    judge("merge_key::INT > 0")
+    assert [record.getMessage() for record in caplog.records] == [
+        "publish.valid fails for 3 of 3 merge records: Conversion Error: Could not convert string"
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["position IS NULL", "due > event_time", "closed_at > due", "batch > 0", "valid"]
+)
+def test_an_expression_reads_the_content_of_a_merge_record_alone(text: str) -> None:
+    silver = ROWS.slice(0, 0)
+    for name in ("position", "due", "closed_at", "batch", "valid"):
+        silver = silver.append_column(name, pa.nulls(0, pa.bool_()))
+    expressions = Expressions(text, None, 1, (*CONTENT, "orders"))
+    [problem] = expressions.problems(silver.schema)
+    assert problem.where == "publish.valid"
+    assert "no column of a merge record" in problem.what
+    assert problem.fix == (
+        "write an expression over partition, tenant, merge_key, event_time, last_event_time, "
+        "orders that gives a boolean"
+    )
+
+
 # -- the recorded results
 
 
+@pytest.mark.promise("R15")
 def test_the_recorded_expressions_give_what_they_gave() -> None:
     """Where a release of DuckDB fails here, it becomes part of the rules' fingerprint
     (docs/decisions/0061-the-users-sql-is-duckdbs.md)."""
     recorded = json.loads((GOLDEN / "expressions.json").read_text(encoding="utf-8"))
     assert len(EXPRESSIONS) >= 200
     assert answers(EXPRESSIONS) == recorded
+
+
+def test_every_expression_of_the_documentation_holds_of_a_record_that_it_is_about() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    table = text.partition("\n## Expressions\n")[2].partition("\n## ")[0]
+    cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    shown = [(wanted, cell.strip("`").replace("\\|", "|")) for wanted, cell in cells[1:]]
+    assert len(shown) >= 20
+    part = pa.struct([("offset", pa.int64()), ("event_time", TIME), ("value", pa.string())])
+    time = 1_780_308_000_000_000  # 2026-06-01T10:00:00Z
+    order = '{"amount": 120.5, "state": "paid", "voucher": null, "customer": {"country": "DE"}}'
+    record = {
+        "partition": 0,
+        "tenant": "",
+        "merge_key": "0123abcd",
+        "event_time": time,
+        "last_event_time": time + 60_000_000,
+        "tracking": [{"offset": 7, "event_time": time, "value": '{"page": "/checkout"}'}],
+        "orders": [{"offset": n, "event_time": time + n, "value": order} for n in (1, 2)],
+    }
+    sources = {name: pa.list_(part) for name in ("tracking", "orders")}
+    rows = pa.Table.from_pylist(
+        [record], pa.schema([*(SCHEMA.field(name) for name in CONTENT), *sources.items()])
+    )
+    for wanted, expression in shown:
+        kinds = MESSAGE if wanted.startswith(("text", "bytes")) else PREDICATE
+        assert expression_problem(expression, rows.schema, kinds) is None
+        outcome = evaluate(expression, rows, kinds)
+        assert outcome.failed.to_pylist() == [False]
+        assert outcome.values[0].as_py(), wanted
 
 
 # -- the process

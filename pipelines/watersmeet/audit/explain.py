@@ -52,6 +52,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
 _UNPUBLISHED = {
     "predicate": "; not published: publish.valid does not hold",
+    "expression": "; not published: publish.valid fails for it",
     "too_large": "; not published: its message would be larger than publish.max_bytes",
 }
 

@@ -6,7 +6,7 @@ All of them are looked at, and nothing is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -22,9 +22,9 @@ from watersmeet.audit.doubts import (
 from watersmeet.audit.partitioning import check_sample
 from watersmeet.audit.problems import as_problem, as_problems
 from watersmeet.core.inputs import InputId
-from watersmeet.core.types import DUE, TENANT, ddl, widened
-from watersmeet.engine import Engine
+from watersmeet.core.types import ddl, widened
 from watersmeet.errors import ConfigurationError, Problem, WatersmeetError
+from watersmeet.expressions.publish import Expressions
 from watersmeet.kafka.cluster import (
     Cluster,
     co_partitioned,
@@ -48,10 +48,7 @@ from watersmeet.lake.table_reader import TableReader
 from watersmeet.running.generations import preview
 from watersmeet.running.moved import moved_topics
 from watersmeet.running.next_offsets import NextOffsets
-from watersmeet.settings import PublishSettings, Settings
-
-_NOT_CONTENT = frozenset(["valid", "invalid_reason", "batch", *DUE.names, "position"])
-"""Columns of silver that are no content of a merge record."""
+from watersmeet.settings import Settings
 
 
 def check_kafka(settings: Settings) -> list[Problem]:
@@ -217,47 +214,27 @@ def check_registries(settings: Settings) -> list[Problem]:
     return problems
 
 
-def has_expressions(publish: PublishSettings) -> bool:
-    """Return True where the configuration has SQL expressions, which Spark evaluates."""
-    return publish.valid != "true" or publish.value is not None
-
-
-def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
+def check_expressions(settings: Settings) -> list[Problem]:
     """Check that `valid` is a predicate and `value` a message over a merge record's content.
 
     Both must say the same in every run. Returns the problems.
     """
-    silver = engine.lake.layout[tables.SILVER].schema
-    not_content = _NOT_CONTENT | settings.hidden_names.intersection(TENANT.names)
-    content = pa.schema([field for field in silver if field.name not in not_content])
-    publish = settings.publish
-    problems = []
-    for name, text, kinds in (
-        ("valid", publish.valid, (pa.bool_(),)),
-        ("value", publish.value, (pa.string(), pa.binary())),
-    ):
-        if text is not None and (what := engine.expression_problem(text, content, kinds)):
-            types = " or ".join(ddl(kind).lower() for kind in kinds)
-            fix = f"write an expression over {', '.join(content.names)} that gives a {types}"
-            problems.append(Problem(what, f"publish.{name}", fix))
-    return problems
+    return Expressions.of(settings).problems(tables.layout(settings)[tables.SILVER].schema)
 
 
 def check_lake(
     lake: Lake,
     reader: TableReader,
     settings: Settings,
-    engine: Callable[[], Engine],
     *,
     with_kafka: bool,
 ) -> tuple[list[Problem], list[dict[str, Any]]]:
     """Check expressions and tables, and whether the lake was begun with this configuration.
 
     The latter only where Kafka can be asked. Returns the problems, and where reading would go on:
-    source, partition, from_offset, until_offset, because. `engine` is only called where there are
-    expressions to check.
+    source, partition, from_offset, until_offset, because.
     """
-    problems = _check_tables(lake, reader, settings, engine)
+    problems = _check_tables(lake, reader, settings)
     if problems or not with_kafka:
         return problems, []
     try:
@@ -275,9 +252,7 @@ def check_lake(
         return [as_problem(error, "kafka.start")], []
 
 
-def _check_tables(
-    lake: Lake, reader: TableReader, settings: Settings, engine: Callable[[], Engine]
-) -> list[Problem]:
+def _check_tables(lake: Lake, reader: TableReader, settings: Settings) -> list[Problem]:
     problems: list[Problem] = []
     try:
         check_writable(lake)
@@ -286,8 +261,7 @@ def _check_tables(
             from watersmeet.engine.session import spark_session
 
             check_catalog(spark_session(settings.spark), lake)
-        if has_expressions(settings.publish):
-            problems += check_expressions(engine(), settings)
+        problems += check_expressions(settings)
         check_layout(reader, lake)  # what else is wrong with another lake's tables says nothing
     except WatersmeetError as error:
         return [*problems, as_problem(error, "lake")]

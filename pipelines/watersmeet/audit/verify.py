@@ -78,7 +78,7 @@ from watersmeet.audit.verify_tables import (
     with_unnoted,
     without_erased,
 )
-from watersmeet.audit.verify_validity import Evaluate, Validator
+from watersmeet.audit.verify_validity import Validator
 from watersmeet.errors import WatersmeetError
 from watersmeet.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
 from watersmeet.lake import tables
@@ -111,7 +111,6 @@ def verify(
     *,
     full: bool = False,
     generation: int | None = None,
-    evaluate: Evaluate | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
     """Return the answer of `verify --json`; of each check at most `SHOWN` problems, and how many
@@ -119,8 +118,6 @@ def verify(
 
     - `full`: look at every key, batch and version, not at a sample, and at every generation unless
       one is named.
-    - `evaluate`: evaluates `publish.valid` and `publish.value` where they are the user's own.
-      Without it, `notes` says what was not checked.
 
     A lake that does not stand still is looked at `LOOKS` times at most; then `notes` says so.
 
@@ -130,9 +127,7 @@ def verify(
     """
     for looks in range(1, LOOKS + 1):
         try:
-            result, snapshot = _check_once(
-                reader, settings, evaluate, timeout_s, generation, is_full=full
-            )
+            result, snapshot = _check_once(reader, settings, timeout_s, generation, is_full=full)
         except VersionGoneError as error:
             if looks == LOOKS:
                 raise WatersmeetError(
@@ -197,7 +192,6 @@ def _read_topics(reader: TableReader, settings: Settings, timeout_s: float) -> t
 def _check_once(
     reader: TableReader,
     settings: Settings,
-    evaluate: Evaluate | None,
     timeout_s: float,
     generation: int | None,
     *,
@@ -217,7 +211,7 @@ def _check_once(
     for number in requested:
         evidence = read_evidence(snapshot, settings, partitions, number, full=is_full)
         own_findings, own_notes = _check_generation(
-            evidence, topics if evidence.following is None else topics.sources_alone, evaluate
+            evidence, topics if evidence.following is None else topics.sources_alone
         )
         if len(evidence.generations) > 1:
             label = f"generation {evidence.generation.number}"
@@ -239,15 +233,13 @@ def _missing_tables(snapshot: Snapshot, settings: Settings) -> Findings:
     return findings
 
 
-def _check_generation(
-    evidence: Evidence, topics: _Topics, evaluate: Evaluate | None
-) -> tuple[list[Findings], list[str]]:
+def _check_generation(evidence: Evidence, topics: _Topics) -> tuple[list[Findings], list[str]]:
     """Return what is found in a generation, and what a reader should know.
 
     With the newest one, that includes what belongs to the whole lake.
     """
     settings = evidence.settings
-    validator = Validator(evidence.settings, evidence.epochs, evaluate)
+    validator = Validator(evidence.epochs)
     sequences = [
         (name, check, ends, read(evidence))
         for name, check, ends, read in (
@@ -275,11 +267,10 @@ def _check_generation(
         check_key_partitions(partition, key_partitions, findings["keys"])
         check_partition(partition, validator, findings)
         for name, check, ends, limits in sequences:
-            check(partition, ends, limits, validator, findings[name])
+            check(partition, ends, limits, findings[name])
         for topic in topics.dead_letters:
             check_dead_letters(partition, topic, findings[f"dead letters of {topic.table}"])
-    reason = "was not evaluated, because that needs Spark and `--full`"
-    notes = [f"{name} {reason}" for name in validator.unevaluated]
+    notes = list[str]()
     if not settings.repartitioned and (split_keys := key_partitions.note()) is not None:
         notes.append(split_keys)
     if evidence.is_closing:

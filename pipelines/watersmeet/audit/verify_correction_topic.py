@@ -27,7 +27,6 @@ from watersmeet.audit.verify_sequence import (
     read_ends,
     timestamp_of,
 )
-from watersmeet.audit.verify_validity import Validator
 from watersmeet.core.correction_sequence import LATE, SETTLED_AT, VERSION, U, parse_tail
 from watersmeet.core.sequence import SEQ
 from watersmeet.lake.published import last_corrected
@@ -52,7 +51,6 @@ def check_correction_topic(
     partition: Partition,
     topic: TopicEnds,
     limits: Limits,
-    validator: Validator,
     findings: Findings,
 ) -> None:
     """Check one partition of the topic, as `check_sequence` says, against `corrections`."""
@@ -62,18 +60,18 @@ def check_correction_topic(
     for row in with_message:
         by_place[row.place].append(row)
     due: dict[Place, CorrectionRow] = {row.place: row for row in with_message if is_own(row.batch)}
-    message_of = partial(_row_message, partition=partition.number, validator=validator)
+    message_of = partial(_row_message, partition=partition.number)
     rows = SequenceRows(by_place, due, message_of)
     check_sequence(partition, _KIND, topic, limits, rows, findings)
 
 
-def _row_message(row: CorrectionRow, partition: int, validator: Validator) -> RowMessage:
+def _row_message(row: CorrectionRow, partition: int) -> RowMessage:
     """Return the message that a row of `corrections` has."""
     columns = row.columns
     (source, topic), offset = row.late
     content = {
         "key": row.key.encode(),
-        **(validator.known_value(row.value) if columns["valid"] else {"value": None}),
+        "value": row.value if columns["valid"] else None,
         "timestamp": timestamp_of(columns["event_time"]),
         "id": columns["id"],
         "version": str(columns["version"]),

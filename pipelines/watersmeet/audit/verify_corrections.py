@@ -85,11 +85,9 @@ def _check_validity(
     more_bytes = header_bytes(partition.evidence.settings.inputs)
     for row in rows:
         right = validator.validity(row, more_bytes)
-        valid = row.columns["valid"]
-        reason = row.columns["invalid_reason"]
-        if (valid, reason) not in right:
-            allowed = " or ".join(f"{valid} ({reason})" for valid, reason in right)
-            what = f"valid is {valid} ({reason}), and must be {allowed}"
+        actual = row.columns["valid"], row.columns["invalid_reason"]
+        if actual != right:
+            what = "valid is {} ({}), and must be {} ({})".format(*actual, *right)
             findings.add(what, _place(partition, row))
 
 
@@ -98,23 +96,22 @@ def _check_messages(
 ) -> None:
     """Check `has_message` and `id` of corrections, all those of a merge record among them.
 
-    A correction has a message where it, an earlier one, or the merge record itself is valid; what
-    is not known is not judged. What a late record has opened is named by the first correction.
+    A correction has a message where it, an earlier one, or the merge record itself is valid. What a
+    late record has opened is named by the first correction.
     """
     p = partition.number
     more_bytes = header_bytes(partition.evidence.settings.inputs)
-    had = dict[str, bool | None]()
+    had = dict[str, bool]()
     for silver_row in partition.rows:
         outcome = silver_row.outcome
         record_id = message_id(p, outcome.event_time, outcome.key, outcome.tenant)
-        # Where a jump has closed it later, it may have been valid.
-        valid = None if outcome.status == "reset" else silver_row.valid
-        had[record_id] = _certain(validator.validity(silver_row), valid)
+        # Where a jump has closed it later, it was valid all the same.
+        had[record_id], _ = validator.validity(silver_row)
     for row, record_id in _with_ids(partition, rows):
         columns = row.columns
-        is_valid = _certain(validator.validity(row, more_bytes), columns["valid"])
-        had[record_id] = True if is_valid else had.get(record_id, False)
-        if had[record_id] not in (None, columns["has_message"]):
+        is_valid, _ = validator.validity(row, more_bytes)
+        had[record_id] = is_valid or had.get(record_id, False)
+        if had[record_id] != columns["has_message"]:
             what = f"has_message is {columns['has_message']}, and must be {had[record_id]}"
             findings.add(what, _place(partition, row))
         if columns["id"] != record_id:
@@ -139,12 +136,6 @@ def _with_ids(
             yield row, own_id
         else:
             yield row, opened.setdefault(identity, own_id)
-
-
-def _certain(validity: Sequence[tuple[bool, str | None]], otherwise: bool | None) -> bool | None:
-    """Return what `valid` must be; where it may be either, what the table has (`otherwise`)."""
-    [valid, *others] = {valid for valid, _ in validity}
-    return otherwise if others else valid
 
 
 def _place(partition: Partition, row: CorrectionRow) -> str:

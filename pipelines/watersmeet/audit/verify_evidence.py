@@ -110,15 +110,15 @@ class Outcome(NamedTuple):
 class Row(NamedTuple):
     """A row of silver.
 
-    `holds`: True where the user's predicate holds, None where that is not known. `value`: that of
-    its message. `ids`: of each record with an id its input, offset, event time (ms) and id.
+    `refusal`: why the user's predicate refuses it, None where it does not. `value`: that of its
+    message. `ids`: of each record with an id its input, offset, event time (ms) and id.
     """
 
     outcome: Outcome
     batch: int
     valid: bool | None
     invalid_reason: str | None
-    holds: bool | None
+    refusal: str | None
     value: bytes | None
     ids: tuple[tuple[InputId, int, int, str], ...] = ()
 
@@ -143,12 +143,12 @@ class CorrectionRow(NamedTuple):
 
     - `columns`: by name, without the parts; times in ms.
     - `parts`: of each its source, offset, event time and value, as in `Outcome`.
-    - `holds` and `value`: as in `Row`, of the content with all parts.
+    - `refusal` and `value`: as in `Row`, of the content with all parts.
     """
 
     columns: Mapping[str, Any]
     parts: tuple[tuple[Any, ...], ...]
-    holds: bool | None
+    refusal: str | None
     value: bytes | None
 
     @property
@@ -342,7 +342,7 @@ def read_partitions(
 ) -> Iterator[Partition]:
     """Yield every partition of the topics.
 
-    `evaluated`: adds the columns `holds` and `told` (`Row.value`) to rows of silver.
+    `evaluated`: adds the columns `refusal` and `told` (`Row.value`) to rows of silver.
     """
     ids = [RECORD_IDS.name] if evidence.settings.has_ids else []
     parts = (*evidence.settings.sources, *ids)
@@ -461,7 +461,7 @@ def rows_of_input(rows: pa.Table, input_id: InputId) -> pa.Table:
 def _evaluated(
     corrections: pa.Table, parts: Sequence[str], evaluated: Callable[[pa.Table], pa.Table]
 ) -> pa.Table:
-    """Return corrections with `holds` and `told`; `publish` sees the times of all parts.
+    """Return corrections with `refusal` and `told`; `publish` sees the times of all parts.
 
     `parts`: the columns with parts, and with their ids.
     """
@@ -470,7 +470,7 @@ def _evaluated(
     rows = rows.append_column("event_time", corrections["first_event_time"])
     rows = rows.append_column("status", pa.repeat(pa.scalar("timed_out"), rows.num_rows))
     rows = evaluated(rows)
-    for name in ("holds", "told"):
+    for name in ("refusal", "told"):
         corrections = corrections.append_column(name, rows[name])
     return corrections
 
@@ -701,7 +701,7 @@ def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
     """Yield rows of silver."""
     closing_from = evidence.epochs.closing_from  # the first batch whose messages say `closed_at`
     by_source = parts_by_source(silver, evidence)
-    rows = _tuples(silver, (*_COLUMNS[tables.SILVER], "holds", "told"))
+    rows = _tuples(silver, (*_COLUMNS[tables.SILVER], "refusal", "told"))
     for row, ids, *parts in zip(rows, _ids(silver), *by_source, strict=True):
         key, first, tenant, last, position, status, due, closed_at, batch, valid, reason = row[:-2]
         says_closing = closed_at is not None and closing_from is not None and batch >= closing_from
@@ -717,8 +717,8 @@ def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
             position,
             says_closing,
         )
-        holds, value = row[-2:]
-        yield Row(outcome, batch, valid, reason, holds, value, ids)
+        refusal, value = row[-2:]
+        yield Row(outcome, batch, valid, reason, refusal, value, ids)
 
 
 def _corrections(rows: pa.Table | None, evidence: Evidence) -> Iterator[CorrectionRow]:
@@ -727,8 +727,8 @@ def _corrections(rows: pa.Table | None, evidence: Evidence) -> Iterator[Correcti
         return
     names = _COLUMNS[tables.CORRECTIONS]
     by_source = parts_by_source(rows, evidence)
-    for values, *parts in zip(_tuples(rows, (*names, "holds", "told")), *by_source, strict=True):
-        *columns, holds, value = values
+    for values, *parts in zip(_tuples(rows, (*names, "refusal", "told")), *by_source, strict=True):
+        *columns, refusal, value = values
         yield CorrectionRow(
-            dict(zip(names, columns, strict=True)), tuple(chain(*parts)), holds, value
+            dict(zip(names, columns, strict=True)), tuple(chain(*parts)), refusal, value
         )

@@ -317,12 +317,10 @@ def check_rows(
             findings.add(f"the row is {state}, and it {what}", place(p, key, time, tenant))
         is_closed = has_ended and evidence.is_unpublished(p, row.outcome.place)
         right = validator.right(row, is_closed=is_closed)
-        if (row.valid, row.invalid_reason) not in right:
-            allowed = " or ".join(f"{valid} ({reason})" for valid, reason in right)
-            findings.add(
-                f"valid is {row.valid} ({row.invalid_reason}), and must be {allowed}",
-                place(p, key, time, tenant),
-            )
+        actual = row.valid, row.invalid_reason
+        if actual != right:
+            what = "valid is {} ({}), and must be {} ({})".format(*actual, *right)
+            findings.add(what, place(p, key, time, tenant))
     for (what, tenant, key, time), n in counts.items():
         if n > 1:
             findings.add(f"{n} {what}", place(p, key, time, tenant))

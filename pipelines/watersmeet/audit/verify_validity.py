@@ -3,8 +3,8 @@ expressions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -13,39 +13,19 @@ import pyarrow.compute as pc
 from watersmeet.audit.verify_evidence import CorrectionRow, Row
 from watersmeet.core.message import as_read, message_bytes, message_values
 from watersmeet.core.types import TIME
+from watersmeet.expressions.publish import Expressions
 from watersmeet.lake.epochs import Epoch, Epochs
-from watersmeet.settings import Settings
-
-Evaluate: TypeAlias = Callable[[pa.Table, Mapping[str, str]], pa.Table]
-"""Function that evaluates the user's SQL expressions over rows of silver.
-
-The expressions are by the name of their column. It returns a row for each row, in their order.
-"""
 
 
+@dataclass(frozen=True)
 class Validator:
-    """Judge of rows of silver and of corrections by the `publish` of their epochs.
+    """Judge of rows of silver and of corrections by the `publish` of their epochs."""
 
-    The user's own expressions count where there is something to evaluate them.
-    """
-
-    def __init__(
-        self, settings: Settings, epochs: Epochs, evaluate: Evaluate | None = None
-    ) -> None:
-        self.settings = settings
-        self.epochs = epochs
-        self.evaluate = evaluate
-        used = (
-            {name for epoch in epochs for name in _expressions(epoch)}
-            if evaluate is None
-            else set()
-        )
-        self.unevaluated = [f"publish.{name}" for name in ("valid", "value") if name in used]
-        self._knows_messages = "publish.value" not in self.unevaluated
+    epochs: Epochs
 
     def evaluated(self, rows: pa.Table) -> pa.Table:
-        """Return rows of silver, or alike, with `holds` and `told`: what the predicate says of
-        them, and their message's value.
+        """Return rows of silver, or alike, with `refusal` and `told`: why the predicate refuses
+        them (null: it does not), and their message's value.
         """
         numbers = self.epochs.numbers_of(rows["batch"].to_numpy())
         rows_by_epoch = [np.flatnonzero(numbers == i) for i in range(len(self.epochs))]
@@ -62,81 +42,43 @@ class Validator:
 
     def _evaluated_in_epoch(self, rows: pa.Table, epoch: Epoch) -> pa.Table:
         """Return `evaluated` for rows that the rules of one epoch have judged, or would judge."""
-        sources = epoch.settings.sources
-        expressions = _expressions(epoch)
+        expressions = Expressions.of(epoch.settings)
         stored = rows
         for name in ("event_time", "last_event_time"):
             stored = stored.set_column(
                 stored.column_names.index(name), name, pc.multiply(rows[name], 1000).cast(TIME)
             )
-        holds: Any = pa.repeat(True, rows.num_rows)
-        value: Any = None
-        if "value" not in expressions:
-            value = _values(
-                as_read(stored, {name: source.read_type for name, source in sources.items()}),
-                list(sources),
-            )
+        sources = epoch.settings.sources
         readable = as_read(stored, {name: source.value_type for name, source in sources.items()})
-        values = self.evaluate(readable, expressions) if self.evaluate and expressions else None
-        if "valid" in expressions:
-            holds = (
-                pa.nulls(rows.num_rows, pa.bool_())
-                if values is None
-                else values["valid"].fill_null(False)
-            )
-        if "value" in expressions:
-            value = (
-                pa.nulls(rows.num_rows, pa.large_binary())
-                if values is None
-                else values["value"].cast(pa.large_binary())
-            )
-        return rows.append_column("holds", holds).append_column("told", value)
+        if expressions.value is None:
+            types = {name: source.read_type for name, source in sources.items()}
+            told = _values(as_read(stored, types), list(sources))
+        else:
+            told = expressions.messages(readable)
+        refusal = expressions.refusals(readable)
+        return rows.append_column("refusal", refusal).append_column("told", told)
 
-    def known_value(self, value: bytes | None) -> dict[str, bytes | None]:
-        """Return a message's value by its name; empty where it is not known."""
-        return {"value": value} if self._knows_messages else {}
-
-    def right(
-        self, row: Row, *, is_closed: bool = False
-    ) -> Sequence[tuple[bool | None, str | None]]:
-        """Return what `valid` and `invalid_reason` of a row of silver may be: one pair, unless an
-        expression was not evaluated.
+    def right(self, row: Row, *, is_closed: bool = False) -> tuple[bool | None, str | None]:
+        """Return what `valid` and `invalid_reason` of a row of silver must be.
 
         `is_closed`: a jump has closed what was valid.
         """
         if row.outcome.status != "timed_out":
-            return [(False, "reset") if row.is_finished else (None, None)]
-        right = self.validity(row)
-        return [
-            (False, "reset") if is_closed and valid else (valid, reason) for valid, reason in right
-        ]
+            return (False, "reset") if row.is_finished else (None, None)
+        valid, reason = self.validity(row)
+        return (False, "reset") if is_closed and valid else (valid, reason)
 
-    def validity(
-        self, row: Row | CorrectionRow, header_bytes: int = 0
-    ) -> Sequence[tuple[bool, str | None]]:
-        """Return what `valid` and `invalid_reason` are where the rules judge a row: one pair,
-        unless an expression was not evaluated.
+    def validity(self, row: Row | CorrectionRow, header_bytes: int = 0) -> tuple[bool, str | None]:
+        """Return what `valid` and `invalid_reason` must be where the rules judge a row.
 
         `header_bytes`: the size of the headers of its message beside those of `message_bytes`.
         """
+        if row.refusal is not None:
+            return False, row.refusal
         beside = len(row.key.encode()), len(row.tenant.encode())
-        fits = (
-            message_bytes(len(row.value or b""), *beside) + header_bytes
-            <= self.epochs.of(row.batch).settings.publish.max_bytes
-        )
-        sized: list[tuple[bool, str | None]] = [(True, None)] if fits else [(False, "too_large")]
-        if not self._knows_messages:
-            sized = [(True, None), (False, "too_large")]
-        return [
-            *([] if row.holds is False else sized),
-            *([] if row.holds else [(False, "predicate")]),
-        ]
-
-
-def _expressions(epoch: Epoch) -> dict[str, str]:
-    """Return the user's own expressions in an epoch."""
-    texts = {"valid": epoch.settings.publish.valid, "value": epoch.settings.publish.value}
-    return {name: text for name, text in texts.items() if text is not None and text != "true"}
+        size = message_bytes(len(row.value or b""), *beside) + header_bytes
+        fits = size <= self.epochs.of(row.batch).settings.publish.max_bytes
+        return (True, None) if fits else (False, "too_large")
 
 
 def _values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:

@@ -58,17 +58,3 @@ def unchecked(settings: Settings) -> TableReader:
         return spark_session(settings.spark)
 
     return reader(Lake(settings), spark)
-
-
-def evaluator(reader: TableReader, settings: Settings) -> Any:
-    """Return the function that evaluates the SQL expressions of a lake's epochs; None where no
-    epoch has any.
-    """
-    from watersmeet.audit.validate import has_expressions
-    from watersmeet.engine.choice import open_engine
-    from watersmeet.lake.epochs import read_epochs
-
-    is_needed = any(
-        has_expressions(epoch.settings.publish) for epoch in read_epochs(reader, settings)
-    )
-    return open_engine(settings).evaluate if is_needed else None

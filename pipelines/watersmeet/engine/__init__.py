@@ -267,34 +267,8 @@ class Engine(Protocol):
         """Return rows grouped `by` columns, with aggregates; `values` as in
         `TableReader.summary`."""
 
-    def validated(
-        self, rows: Rows | pa.Table, valid: str, value: str | None, max_bytes: int
-    ) -> Rows | pa.Table:
-        """Return rows of silver whose finished ones are judged by the user's expressions (Spark SQL
-        over silver's columns).
-
-        A finished row for which `valid` is not true gets `valid` false and the reason `predicate`.
-        Otherwise one whose message with this `value` (where it is given) has more than `max_bytes`
-        bytes gets the reason `too_large`.
-        """
-
     def collect(self, rows: Rows) -> pa.Table:
         """Return rows, no more than memory holds, as an Arrow table in this process."""
-
-    def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
-        """Evaluate SQL expressions of the user over some rows of silver, and return a row for each,
-        in their order.
-
-        `expressions`: by the name of the column that each becomes.
-        """
-
-    def expression_problem(
-        self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
-    ) -> str | None:
-        """Return what is wrong with an SQL expression of the user, or None where nothing is.
-
-        The expression is over these columns, and must give one of `kinds`.
-        """
 
     def create(self, table: Table) -> None:
         """Create the table, unless it exists; one that exists is left as it is."""
@@ -347,14 +321,13 @@ class Engine(Protocol):
         function: InChunks,
         inputs: Sequence[Input],
         schema: pa.Schema,
-        validate: Callable[[Rows], Rows],
         commit: Commit,
     ) -> bool:
         """Merge the changes that `function` makes to rows of silver as `merge` does: in one commit,
         once per commit.
 
         Memory holds a piece of the rows at a time, and all rows of a key are in one piece. The
-        changes have the columns of `schema`; `validate` is called with them. Return False, and
+        changes have the columns of `schema`. Return False, and
         change nothing, where the engine cannot do so: then use `merge`.
         """
 

@@ -30,7 +30,7 @@ def open_engine(settings: Settings, external_tables: Mapping[str, Lake] | None =
     check_openable(lake)
     from watersmeet.engine.embedded import EmbeddedEngine
 
-    return EmbeddedEngine(lake, lambda: _spark_engine(lake))
+    return EmbeddedEngine(lake)
 
 
 def create_tables(engine: Engine) -> None:

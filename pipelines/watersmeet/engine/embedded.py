@@ -1,8 +1,7 @@
 """The embedded engine: one process without a JVM, for a lake with a path.
 
 delta-rs reads and writes the tables, librdkafka reads Kafka, and rows are Arrow tables in memory.
-Batches are bounded, and so is memory. The user's SQL expressions are Spark SQL on every engine: a
-local Spark session starts with the first one.
+Batches are bounded, and so is memory.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from functools import partial
+from typing import Any, Final, TypedDict
 
 import pyarrow as pa
 from deltalake import (
@@ -59,9 +58,6 @@ from watersmeet.lake.table_errors import names_table, names_tables
 from watersmeet.lake.table_reader import VersionGoneError, Where, normalise, row_count
 from watersmeet.lake.tables import CHANGE_DATA_FEED, STATISTICS_BYTES, Table
 
-if TYPE_CHECKING:
-    from watersmeet.engine.spark import SparkEngine
-
 BATCH_BYTES: Final = 64 * 1024 * 1024
 """Approximate number of bytes of decoded records that are read at a time: twice as many take no
 less time.
@@ -103,7 +99,6 @@ _ROWS_AT_ONCE: Final = 8_192
 class EmbeddedEngine(Polling):
     """`Engine` in this process.
 
-    `expressions` opens the engine that evaluates SQL expressions; it is called for the first one.
     `reader`: those of the lake, where another engine has them.
     """
 
@@ -116,16 +111,10 @@ class EmbeddedEngine(Polling):
     from_tables_s = 0.1
     """Each look asks whether a table has the file of the next commit."""
 
-    def __init__(
-        self,
-        lake: Lake,
-        expressions: Callable[[], SparkEngine],
-        reader: DeltaRsReader | None = None,
-    ) -> None:
+    def __init__(self, lake: Lake, reader: DeltaRsReader | None = None) -> None:
         # Memory that Arrow's own allocators keep for later was a fifth of all memory of a run.
         pa.set_memory_pool(pa.system_memory_pool())
         self.lake = lake
-        self._open_expressions = expressions
         self.reader = reader or DeltaRsReader(lake)
 
     # -- reading
@@ -204,29 +193,9 @@ class EmbeddedEngine(Polling):
         grouped = rows.group_by(list(by)).aggregate(aggregates)
         return normalise(grouped.rename_columns([*by, *values]))
 
-    def validated(self, rows: pa.Table, valid: str, value: str | None, max_bytes: int) -> pa.Table:
-        """See `Engine.validated`."""
-        if not rows.num_rows:
-            return rows
-        return self._expressions.validated(rows, valid, value, max_bytes)
-
     def collect(self, rows: pa.Table) -> pa.Table:
         """See `Engine.collect`."""
         return rows
-
-    def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
-        """See `Engine.evaluate`."""
-        return self._expressions.evaluate(rows, expressions)
-
-    def expression_problem(
-        self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
-    ) -> str | None:
-        """See `Engine.expression_problem`."""
-        return self._expressions.expression_problem(text, columns, kinds)
-
-    @cached_property
-    def _expressions(self) -> SparkEngine:
-        return self._open_expressions()
 
     # -- writing
 
@@ -399,7 +368,6 @@ class EmbeddedEngine(Polling):
         function: InChunks,
         inputs: Sequence[Input],
         _: pa.Schema,
-        validate: Callable[[pa.Table], pa.Table],
         commit: Commit,
     ) -> bool:
         """See `Engine.merge_in_chunks`."""
@@ -415,7 +383,7 @@ class EmbeddedEngine(Polling):
             if has_waiting:  # else a key has one row
                 chunks = by_key(chunks, schema, self._chunks(unfinished))
             for chunk, changed in function(chunks, *map(partial(read_input, self), inputs)):
-                yield applied(chunk, validate(changed))
+                yield applied(chunk, changed)
 
         self._rewrite(table, unfinished, merged, commit)
         return True

@@ -51,23 +51,13 @@ _REMOTE = "spark.remote"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 LAYER_SETTINGS: Mapping[str, str] = {
-    # `${...}` in a key or an expression is text, and not a variable of this machine.
+    # `${...}` in a key is text, and not a variable of this machine.
     "spark.sql.variable.substitute": "false",
-    # The results of the user's expressions must not depend on where they run.
+    # A TIMESTAMP of the tables is a point in time, whatever the session takes one for.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
-    "spark.sql.jsonGenerator.ignoreNullFields": "true",
-    "spark.sql.parser.escapedStringLiterals": "false",
-    "spark.sql.decimalOperations.allowPrecisionLoss": "true",
-    "spark.sql.legacy.sizeOfNull": "true",
-    "spark.sql.legacy.castComplexTypesToString.enabled": "false",
-    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
-    # An expression that meets a value it cannot handle (orders[0] of none) gives null instead of
-    # stopping the stream: a null `valid` counts as false.
+    # What a query of the layers cannot compute is null.
     "spark.sql.ansi.enabled": "false",
-    # The whole plan tells whether an expression gives the same in every run (`engine.expressions`).
-    "spark.sql.maxPlanStringLength": str(2**31 - 16),
-    "spark.sql.debug.maxToStringFields": str(2**31 - 1),
     # Records of a file that is gone, or that cannot be read, would be merged as if they had never
     # come.
     "spark.sql.files.ignoreMissingFiles": "false",
@@ -102,7 +92,7 @@ CHANGING_VALUES = (
     "spark.sql.path.",
     "spark.sql.session.collation.",
 )
-"""Beginnings of the names of settings that may change what an expression gives.
+"""Beginnings of the names of settings that may change what a query gives.
 
 In a session of the layers, those that `LAYER_SETTINGS` does not name have Spark's own defaults,
 whatever a cluster, a notebook or the configuration says.

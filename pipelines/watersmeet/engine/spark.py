@@ -29,10 +29,8 @@ from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StructType
 
-from watersmeet.core.columns import numbered
-from watersmeet.core.message import message_bytes
 from watersmeet.core.types import columns_ddl
 from watersmeet.engine import (
     Function,
@@ -48,7 +46,6 @@ from watersmeet.engine import (
 )
 from watersmeet.engine.checks import number_of_tasks
 from watersmeet.engine.embedded import FEW_BYTES, EmbeddedEngine, WrittenFiles
-from watersmeet.engine.expressions import expression_problem, pure
 from watersmeet.engine.polling import Polling
 from watersmeet.engine.session import struct_type
 from watersmeet.engine.spark_writer import SparkWriter
@@ -269,52 +266,12 @@ class SparkEngine(Polling, SparkWriter):
         """See `Engine.summary`."""
         return normalise(self.collect(summarised(rows, by, values)))
 
-    def validated(
-        self, rows: DataFrame | pa.Table, valid: str, value: str | None, max_bytes: int
-    ) -> DataFrame | pa.Table:
-        """See `Engine.validated`."""
-        if isinstance(rows, pa.Table):
-            judged = self.validated(self.rows(rows), valid, value, max_bytes)
-            return self.collect(judged).cast(rows.schema)
-        is_finished = F.col("status") == "timed_out"
-        reason = F.when(
-            ~F.coalesce(pure(rows, valid).cast("boolean"), F.lit(False)), "predicate"
-        ).otherwise(F.col("invalid_reason"))
-        if value is not None:
-            # The type tells the tenant from a source of that name.
-            names = [field.name for field in rows.schema if field.dataType == StringType()]
-            tenant = F.octet_length("tenant") if "tenant" in names else F.lit(0)
-            size = message_bytes(
-                F.coalesce(F.octet_length(pure(rows, value)), F.lit(0)),
-                F.octet_length("merge_key"),
-                tenant,
-            )
-            is_too_large = F.coalesce(size > max_bytes, F.lit(False))
-            reason = F.when(reason.isNull() & is_too_large, "too_large").otherwise(reason)
-        return rows.withColumn("invalid_reason", F.when(is_finished, reason)).withColumn(
-            "valid", F.when(is_finished, F.col("invalid_reason").isNull())
-        )
-
     def collect(self, rows: DataFrame) -> pa.Table:
         """See `Engine.collect`."""
         # Not toLocalIterator: since Spark 4.2 the driver keeps what it has handed over, for as long
         # as it lives.
         with naming(self.reader, self.lake.location):
             return rows.toArrow().combine_chunks()
-
-    def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
-        """See `Engine.evaluate`."""
-        own = self.rows(numbered(rows))
-        values = own.select(
-            "_row", *[pure(own, text).alias(name) for name, text in expressions.items()]
-        )
-        return values.toArrow().sort_by("_row").drop_columns(["_row"])
-
-    def expression_problem(
-        self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
-    ) -> str | None:
-        """See `Engine.expression_problem`."""
-        return expression_problem(self.spark, text, columns, kinds)
 
     # -- writing
 
@@ -324,7 +281,7 @@ class SparkEngine(Polling, SparkWriter):
         reader = self.reader
         if not isinstance(reader, DeltaRsReader):
             return None
-        return EmbeddedEngine(self.lake, lambda: self, reader)
+        return EmbeddedEngine(self.lake, reader)
 
     def _by_delta_rs(self, table: str) -> EmbeddedEngine | None:
         """Return the engine that creates a table, and writes to it what this process has in memory;
@@ -403,7 +360,6 @@ class SparkEngine(Polling, SparkWriter):
         function: InChunks,
         inputs: Sequence[Input],
         schema: pa.Schema,
-        validate: Callable[[DataFrame], DataFrame],
         commit: Commit,
     ) -> bool:
         """See `Engine.merge_in_chunks`. A Python worker gets the rows of each key together, after
@@ -428,7 +384,7 @@ class SparkEngine(Polling, SparkWriter):
             _ARROW_BYTES: str(CHUNK_BYTES),
             _ROW_GROUP_ROWS: str(max(1, CHUNK_BYTES * count // max(1, unfinished.size))),
         }
-        self.merge_by_spark(tables.SILVER, validate(changed), commit, settings=settings)
+        self.merge_by_spark(tables.SILVER, changed, commit, settings=settings)
         return True
 
     # -- following

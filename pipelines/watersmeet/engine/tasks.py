@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Final, NoReturn
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -237,12 +237,8 @@ _engines: dict[str, EmbeddedEngine] = {}
 def _engine(lake: Lake, engine_id: str) -> EmbeddedEngine:
     if engine_id not in _engines:
         _engines.clear()
-        _engines[engine_id] = EmbeddedEngine(lake, _no_expressions, _TaskReader(lake))
+        _engines[engine_id] = EmbeddedEngine(lake, _TaskReader(lake))
     return _engines[engine_id]
-
-
-def _no_expressions() -> NoReturn:
-    raise NotImplementedError("a task of Spark evaluates no SQL")
 
 
 def _of_partitions(rows: Input, partitions: Sequence[int]) -> Input:

@@ -55,7 +55,13 @@ serve(connection)
 """The program of the process: it says in a line why it cannot serve, else nothing, then answers."""
 
 
-_ENVIRONMENT: Final = {"LC_ALL": "C", "TZ": "UTC"}
+_ENVIRONMENT: Final = {
+    "LC_ALL": "C",
+    "TZ": "UTC",
+    # Allocators that reserve addresses would leave few of the limit.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
+}
 
 Answer: TypeAlias = tuple[dict[str, Any], pa.Table]
 

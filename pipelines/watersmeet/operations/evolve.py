@@ -21,13 +21,12 @@ from functools import partial
 from typing import Any
 
 from watersmeet.audit.show import utc
-from watersmeet.audit.validate import check_expressions, check_schemas, has_expressions
+from watersmeet.audit.validate import check_expressions, check_schemas
 from watersmeet.configuration.sources import written
 from watersmeet.core.dropped_fields import gained_fields, shown
 from watersmeet.core.inputs import of_source
 from watersmeet.core.schema_changes import refused_changes
 from watersmeet.cycle import Cycle
-from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError, Problem
 from watersmeet.faults import IN_EVOLVE, fault_point
 from watersmeet.kafka.cluster import Cluster
@@ -276,7 +275,5 @@ def _problems(
             ]
     if not problems:
         after = epochs.current.settings.under(settings.rules())
-        problems = check_schemas(after)
-        if not problems and has_expressions(after.publish):
-            problems = check_expressions(open_engine(after), after)
+        problems = check_schemas(after) or check_expressions(after)
     return problems

@@ -185,7 +185,7 @@ class CorrectedSequence(LakeSequence):
         for begin, end in pairwise(cuts):
             some = rows.slice(begin, end - begin)
             settings = self.epochs[int(numbers[begin])].settings
-            made = with_message_values(self.engine, as_silver(some), settings)
+            made = with_message_values(as_silver(some), settings)
             yield some.append_column("value", made["value"])
 
 

@@ -39,6 +39,7 @@ from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import DUPLICATE_SCHEMA
 from watersmeet.core.types import TENANT
 from watersmeet.engine import Engine, Rows
+from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import Epochs, read_epochs
 from watersmeet.lake.generations import Generation
@@ -46,7 +47,6 @@ from watersmeet.lake.table_reader import MAX_TERMS, ROW_BYTES, Condition, Where,
 from watersmeet.running.batch_rows import MAX_KEYS, BatchRows
 from watersmeet.running.batches import make_batch
 from watersmeet.running.planning import Planner
-from watersmeet.running.validation import validated
 from watersmeet.settings import Settings
 
 CHUNK_BYTES = 32 * 1024 * 1024
@@ -230,7 +230,7 @@ class Correcting:
                     batch,
                     corrected_before=self.generation.corrected_before,
                 )
-                made = validated_corrections(self.engine, self.settings, made, batch)
+                made = validated_corrections(self.settings, made, batch)
                 duplicates.append(repeated)
                 if made.num_rows:
                     yield made
@@ -329,25 +329,19 @@ class Correcting:
         return rows, pa.concat_tables([earlier.cast(before.schema), before])
 
 
-def validated_corrections(
-    engine: Engine, settings: Settings, corrections: pa.Table, batch: Batch
-) -> pa.Table:
+def validated_corrections(settings: Settings, corrections: pa.Table, batch: Batch) -> pa.Table:
     """Return corrections judged by `publish`, the rules of the batch that makes them.
 
     `corrections`: as `core.corrections.correct` returns them.
     """
-    publish = settings.publish
-    max_bytes = publish.max_bytes - header_bytes(settings.inputs)
+    max_bytes = settings.publish.max_bytes - header_bytes(settings.inputs)
     rows = as_silver(corrections)
     if batch.max_bytes is not None:
         is_too_large = exceeds(as_read(rows, batch.read_types), batch.sources, max_bytes)
         reasons = pc.if_else(is_too_large, "too_large", pa.scalar(None, pa.string()))
         rows = rows.set_column(rows.column_names.index("invalid_reason"), "invalid_reason", reasons)
-    silver = engine.lake.schema(tables.SILVER)
-    rows = numbered(rows.select(silver.names))
-    own = publish.model_copy(update={"max_bytes": max_bytes})
-    checked = engine.collect(validated(engine, engine.rows(rows), own))
-    return with_validity(corrections, checked.sort_by("_row")["invalid_reason"].to_pylist())
+    checked = Expressions.of(settings, max_bytes).validated(rows)
+    return with_validity(corrections, checked["invalid_reason"].to_pylist())
 
 
 def without(late: pa.Table, *behind: pa.Table) -> pa.Table:

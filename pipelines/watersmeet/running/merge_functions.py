@@ -30,6 +30,7 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.tenants import HEADS
 from watersmeet.engine import Input
 from watersmeet.errors import MissingRecordsError
+from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
 
 _NO_HEADS = HEADS.empty_table()
@@ -78,10 +79,10 @@ class MergeInputs:
         """The number of records."""
         return sum(pc.sum(counts["records"]).as_py() for counts in self.counts)
 
-    def functions(self, batch: Batch) -> MergeFunctions:
-        """Return the functions that take these inputs."""
+    def functions(self, batch: Batch, expressions: Expressions) -> MergeFunctions:
+        """Return the functions that take these inputs, and judge finished rows by expressions."""
         kinds = (self.records, self.counts, self.heads, self.messages)
-        return MergeFunctions(batch, *map(len, kinds))
+        return MergeFunctions(batch, expressions, *map(len, kinds))
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class MergeFunctions:
     """The functions of a batch, which take so many inputs of each kind."""
 
     batch: Batch
+    expressions: Expressions
     records: int
     counts: int
     heads: int
@@ -97,14 +99,15 @@ class MergeFunctions:
     def merge(self, *inputs: pa.Table) -> pa.Table:
         """Return what a batch changes in a partition; the last input are open and waiting rows."""
         records, heads, messages = self._split(inputs[:-1])
-        return merge(records, inputs[-1], self.batch, messages, heads)
+        return self.expressions.validated(merge(records, inputs[-1], self.batch, messages, heads))
 
     def merge_in_chunks(
         self, chunks: Iterator[pa.Table], *inputs: pa.Table
     ) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Yield each chunk of open and waiting rows, and what a batch changes in it."""
         records, heads, messages = self._split(inputs)
-        return merge_in_chunks(records, chunks, self.batch, messages, heads)
+        for chunk, changed in merge_in_chunks(records, chunks, self.batch, messages, heads):
+            yield chunk, self.expressions.validated(changed)
 
     def late(self, *inputs: pa.Table) -> pa.Table:
         """Return the late records of a partition."""

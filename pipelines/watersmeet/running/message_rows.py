@@ -19,6 +19,7 @@ from watersmeet.core.message import (
 )
 from watersmeet.core.sequence import MessageTime
 from watersmeet.engine import Engine
+from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import Epochs
 from watersmeet.lake.order import PLACE_COLUMNS
@@ -95,7 +96,7 @@ class MessageRows:
             else:
                 epoch_where = where
             rows = self.engine.reader.rows(tables.SILVER, columns, epoch_where)
-            by_epoch.append(with_message_values(self.engine, rows, epoch.settings))
+            by_epoch.append(with_message_values(rows, epoch.settings))
             until = [("batch", "<", epoch.from_batch)]
         return pa.concat_tables(by_epoch)
 
@@ -111,20 +112,18 @@ def _of_range(rows: pa.Table, partition: int, time_range: TimeRange) -> pa.Table
     return partition_rows.filter(pa.array((times >= time_range.first) & (times <= time_range.last)))
 
 
-def with_message_values(engine: Engine, rows: pa.Table, settings: Settings) -> pa.Table:
+def with_message_values(rows: pa.Table, settings: Settings) -> pa.Table:
     """Return rows of silver with the `value` (large_binary) of their message, and `SAYS_CLOSING`.
 
     Both follow the rules of the epoch that finished the row. An earlier epoch than the
     current one knew fewer fields of the values, so its messages have only those.
     """
     sources = settings.sources
-    value = settings.publish.value
+    expressions = Expressions.of(settings)
     says_closing = pa.repeat(pa.scalar(settings.merge.says_closing), rows.num_rows)
     rows = rows.append_column(SAYS_CLOSING, says_closing)
-    if value is None:
+    if expressions.value is None:
         read = as_read(rows, {name: source.read_type for name, source in sources.items()})
         return rows.append_column("value", message_values(read, list(sources)))
     read = as_read(rows, {name: source.value_type for name, source in sources.items()})
-    return rows.append_column(
-        "value", engine.evaluate(read, {"value": value})["value"].cast(pa.large_binary())
-    )
+    return rows.append_column("value", expressions.messages(read))

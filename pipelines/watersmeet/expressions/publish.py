@@ -1,0 +1,118 @@
+"""`publish.valid` and `publish.value` as functions of rows of silver."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.columns import lengths
+from watersmeet.core.message import message_bytes
+from watersmeet.errors import Problem
+from watersmeet.expressions import MESSAGE, PREDICATE, evaluate, expression_problem
+from watersmeet.settings import Settings
+
+CONTENT: Final = ("partition", "tenant", "merge_key", "event_time", "last_event_time")
+"""The columns of silver that an expression may read, beside one for each source."""
+
+log = logging.getLogger("watersmeet")
+
+
+@dataclass(frozen=True)
+class Expressions:
+    """The expressions of a configuration, or of an epoch.
+
+    `valid`: None where all merge records are valid. `value`: None for the default value of a
+    message.
+    """
+
+    valid: str | None
+    value: str | None
+    max_bytes: int
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: Settings, max_bytes: int | None = None) -> Expressions:
+        """Return the expressions of some settings; with another size of a message, where given."""
+        publish = settings.publish
+        return cls(
+            None if publish.valid == "true" else publish.valid,
+            publish.value,
+            publish.max_bytes if max_bytes is None else max_bytes,
+            (*CONTENT, *settings.sources),
+        )
+
+    def problems(self, silver: pa.Schema) -> list[Problem]:
+        """Return what is wrong with the expressions over these columns of silver."""
+        content = pa.schema([silver.field(name) for name in self.columns])
+        problems = []
+        for name, text, kinds, words in (
+            ("valid", self.valid, PREDICATE, "a boolean"),
+            ("value", self.value, MESSAGE, "a text or a blob"),
+        ):
+            if text is not None and (what := expression_problem(text, content, kinds)):
+                fix = f"write an expression over {', '.join(self.columns)} that gives {words}"
+                problems.append(Problem(what, f"publish.{name}", fix))
+        return problems
+
+    def validated(self, rows: pa.Table) -> pa.Table:
+        """Return rows of silver whose finished ones are judged.
+
+        A finished row for which `valid` is not true has `valid` false and the reason `predicate`,
+        or `expression` where that is by an error. Otherwise one whose message with `value` has more
+        than `max_bytes` bytes has the reason `too_large`. All others keep the reason that they had.
+        """
+        if self.valid is None and self.value is None:
+            return rows
+        is_finished = pc.fill_null(pc.equal(rows["status"], "timed_out"), False)
+        finished = rows.select([*self.columns, "invalid_reason"]).filter(is_finished)
+        reasons = self.refusals(finished)
+        reasons = pc.coalesce(reasons, finished["invalid_reason"])
+        if self.value is not None:
+            texts = (self.messages(finished), finished["merge_key"], finished["tenant"])
+            is_too_large = pa.array(message_bytes(*map(lengths, texts)) > self.max_bytes)
+            reasons = pc.if_else(
+                pc.and_(pc.is_null(reasons), is_too_large), pa.scalar("too_large"), reasons
+            )
+        judged = {"valid": pc.is_null(reasons), "invalid_reason": reasons}
+        for name, values in judged.items():
+            place = rows.column_names.index(name)
+            field = rows.schema.field(name)
+            column = pa.nulls(len(rows), field.type)
+            column = pc.replace_with_mask(
+                column, _flat(is_finished), _flat(values).cast(field.type)
+            )
+            rows = rows.set_column(place, field, column)
+        return rows
+
+    def refusals(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Return for each row why `valid` refuses it: `predicate`, or `expression` where it fails;
+        null where it does not.
+        """
+        if self.valid is None:
+            return pa.chunked_array([pa.nulls(len(rows), pa.string())])
+        outcome = evaluate(self.valid, rows.select(self.columns), PREDICATE)
+        _warn("publish.valid", outcome.failed, outcome.error)
+        refused = pc.if_else(
+            pc.fill_null(outcome.values, False), pa.scalar(None, pa.string()), "predicate"
+        )
+        return pc.if_else(outcome.failed, "expression", refused)
+
+    def messages(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Return the `value` of each row's message (large_binary); null where it fails."""
+        outcome = evaluate(self.value or "", rows.select(self.columns), MESSAGE)
+        _warn("publish.value", outcome.failed, outcome.error)
+        return outcome.values
+
+
+def _warn(name: str, failed: pa.ChunkedArray, error: str | None) -> None:
+    if error is not None:
+        count = pc.sum(failed).as_py()
+        log.warning("%s fails for %d of %d merge records: %s", name, count, len(failed), error)
+
+
+def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
