@@ -29,7 +29,15 @@ from watersmeet.configuration.file import known_instead
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.columns import MAX_TIME
 from watersmeet.core.correction_sequence import correction_messages, in_order
-from watersmeet.core.corrections import Settled, as_silver, correct, correction_schema, settled
+from watersmeet.core.corrections import (
+    LateRules,
+    Made,
+    Settled,
+    as_silver,
+    correct,
+    correction_schema,
+    settled,
+)
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId, input_of_part, of_source
 from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied, silver_schema
@@ -117,6 +125,8 @@ def try_records(
       `id`, in `of_offset` the offset of the part that counts, and `is_late`.
     - `corrections`: the messages of corrections, in order, each with `version` and the record that
       made it (`late`). A null value takes back what was sent.
+    - `too_many`: those of the late records that correct nothing, since their merge record has as
+      many versions as it may.
     - `read`: by source, how many records there were, and how many of them were heartbeats or
       skipped tombstones.
 
@@ -366,6 +376,7 @@ class DryRun:
         late = LATE_SCHEMA.empty_table()
         pending = LATE_SCHEMA.empty_table()
         corrections = correction_schema(types, self.settings.inputs, has_ids=has_ids).empty_table()
+        too_many = corrections
         duplicates = DUPLICATE_SCHEMA.empty_table()
         merge_settings = self.settings.merge
         rules = Rules(merge_settings.window, lag_ms=merge_settings.tenant_max_lag_ms)
@@ -391,10 +402,11 @@ class DryRun:
                     duplicates = pa.concat_tables([duplicates, duplicates_of(changed, number)])
                 pending = pa.concat_tables([pending, done.late.filter(pc.is_valid(done.late["u"]))])
                 now = settled(pending, done.clocks, plan.clocks, rules)
-                made, repeated = self._corrected(now, silver, corrections, batch)
+                made = self._corrected(now, silver, corrections, batch)
                 pending = without(pending, now.rows)
-                corrections = pa.concat_tables([corrections, made])
-                duplicates = pa.concat_tables([duplicates, repeated])
+                corrections = pa.concat_tables([corrections, made.corrections])
+                too_many = pa.concat_tables([too_many, made.too_many])
+                duplicates = pa.concat_tables([duplicates, made.duplicates])
                 state = done.state
             clocks[number] = state.clocks
         silver = silver.sort_by(
@@ -408,6 +420,7 @@ class DryRun:
                 message for p in partitions for message in self._correction_messages(p, corrections)
             ],
             "late": self._described(late, *_RECORD, "position"),
+            "too_many": self._described(as_silver(too_many), *_RECORD),
             "duplicates": self._described(duplicates, *_RECORD, "id", "of_offset", "is_late"),
             "quarantined": self._described(
                 self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
@@ -416,17 +429,14 @@ class DryRun:
             "read": {name: self._counts(i) for i, name in self.settings.input_names.items()},
         }
 
-    def _corrected(
-        self, late: Settled, silver: pa.Table, before: pa.Table, batch: Batch
-    ) -> tuple[pa.Table, pa.Table]:
-        """Return the corrections that settled late records make, and those that are repeated.
-
-        `before`: the corrections so far.
-        """
-        gaps = np.full(late.rows.num_rows, batch.rules.window.gap_ms)
+    def _corrected(self, late: Settled, silver: pa.Table, before: pa.Table, batch: Batch) -> Made:
+        """Return what settled late records make; `before`: the corrections so far."""
+        gaps_ms = np.full(late.rows.num_rows, batch.rules.window.gap_ms)
+        max_versions = np.full(late.rows.num_rows, self.settings.publish.max_versions)
         closed = silver.filter(pc.equal(silver["status"], "timed_out"))
-        made, repeated = correct(late, gaps, closed, before, batch)
-        return validated_corrections(self.settings, made, batch), repeated
+        made = correct(late, LateRules(gaps_ms, max_versions), closed, before, batch)
+        corrections = validated_corrections(self.settings, made.corrections, batch)
+        return made._replace(corrections=corrections)
 
     @property
     def _timed(self) -> pa.Table:

@@ -157,7 +157,7 @@ def corrected_sql(lake: Lake, settings: Settings) -> str:
             UNION ALL
             SELECT {record}, CASE WHEN is_late_born THEN id END AS late_born, version, valid,
                 first_event_time, last_event_time, {sources}
-            FROM {sql_name(lake, tables.CORRECTIONS)}
+            FROM {sql_name(lake, tables.CORRECTIONS)} WHERE version > 0
         ), ranked AS (
             SELECT *, row_number() OVER (
                 PARTITION BY {record}, late_born ORDER BY version DESC) AS place

@@ -239,10 +239,12 @@ class SilverSettings(Part):
 
 
 class CorrectionSettings(Part):
-    """The topic of corrections, and how late a record may be that is corrected."""
+    """The topic of corrections, how late a record may be that is corrected, and how many
+    corrections a merge record may have."""
 
     topic: kinds.TopicName = Field(examples=["merged-corrections"])
     within_ms: kinds.Duration = Field(validation_alias="within", examples=["7d"])
+    max_versions: kinds.Count = 1_000
 
 
 class PublishSettings(Part):
@@ -272,6 +274,11 @@ class PublishSettings(Part):
     def within_ms(self) -> int | None:
         """How far (ms) behind its position a late record may lie to be corrected; None: none is."""
         return None if self.corrections is None else self.corrections.within_ms
+
+    @property
+    def max_versions(self) -> int:
+        """How many corrections a merge record may have."""
+        return 0 if self.corrections is None else self.corrections.max_versions
 
     def after(self, before: "PublishSettings") -> "PublishSettings":
         """Return these settings as the next ones of a lake, after `before`."""
@@ -413,7 +420,8 @@ class Settings(Part):
             **dict.fromkeys(("due", "closed_at"), self.merge.says_closing),
             **dict.fromkeys(("tenant", "tenant_max_lag_ms", "waiting"), self.merge.has_tenants),
             **dict.fromkeys(
-                ("corrections", "corrections_published"), self.publish.corrections_topic is not None
+                ("corrections", "corrections_published", "too_many"),
+                self.publish.corrections_topic is not None,
             ),
         }
         return frozenset(name for name, is_said in says.items() if not is_said)

@@ -33,6 +33,8 @@ from watersmeet.running.outcomes import outcomes
 
 PAGE = Path(__file__).parents[2] / "docs" / "corrections.md"
 PARTITIONS = 24
+MOST = 2
+"""Versions that a merge record may have."""
 AWAY_S = 0.1
 NOTED = {
     "partition": 1,
@@ -85,9 +87,10 @@ def cases() -> dict[int, Case]:
 def corrected(tmp_path_factory: pytest.TempPathFactory) -> Corrected:
     given = cases()
     folder = tmp_path_factory.mktemp("corrected")
-    settings = settings_for(folder, engine="embedded", **corrections(), **IDS)
+    limited = corrections(max_versions=MOST)
+    settings = settings_for(folder, engine="embedded", **limited, **IDS)
     lake = CaseLake(open_engine(settings), settings, given)
-    made = Corrected(lake, CorrectionModels(given, (100, None, None), ALL_MS))
+    made = Corrected(lake, CorrectionModels(given, (100, None, None), ALL_MS, max_versions=MOST))
     for share in (0.3, 0.7, 1.0):
         made.merge(share)
     published = lake.engine.lake.layout[tables.PUBLISHED]
@@ -103,6 +106,7 @@ def test_status_counts_corrections_and_late_duplicates(corrected: Corrected) -> 
     repeated.update(row[0] for row in late_duplicates_of(lake.reader))
     for p, model in corrected.models.corrections.items():
         assert found[p]["corrections"] == len(model.corrections)
+        assert found[p]["too_many"] == len(model.too_many)
         assert found[p]["duplicates"] == repeated[p]
         assert found[p]["corrections_published"] == (3 if p == 1 else 0)
         assert found[p]["published"] == 0
@@ -110,6 +114,7 @@ def test_status_counts_corrections_and_late_duplicates(corrected: Corrected) -> 
     shown = " ".join(read(status_view(answer)))
     most = max(row["corrections"] for row in found.values())
     assert f" corrections {most} " in shown
+    assert f" too many {max(row['too_many'] for row in found.values())} " in shown
     assert " corrections published 3" in shown
 
 
@@ -125,11 +130,18 @@ def test_each_outcome_of_late_records_is_counted_as_the_tables_have_it(
 
     counted = corrected.counted
     repeated = by_topic(tables.DUPLICATES, "is_late")
+    too_many = 0
     for (topic,), late in by_topic(tables.LATE).items():
         assert counted[str(topic), "late", ""] == late
-        assert counted[str(topic), "corrected", ""] == by_topic(tables.CORRECTIONS)[topic,] > 0
+        rows_of = by_topic(tables.CORRECTIONS, "version")
+        beyond = rows_of.pop((topic, 0), 0)
+        assert counted[str(topic), "not_corrected", "too_many"] == beyond
+        too_many += beyond
+        of_topic = [rows for (of, _), rows in rows_of.items() if of == topic]
+        assert counted[str(topic), "corrected", ""] == sum(of_topic) > 0
         assert counted[str(topic), "duplicate", "late"] == repeated[topic, True] > 0
         assert counted[str(topic), "duplicate", ""] == repeated[topic, False] > 0
+    assert too_many > 0
     parts = Counter[str]()
     for source in corrected.lake.settings.sources:
         for row in reader.select(tables.SILVER, [source])[source].to_pylist():
@@ -178,6 +190,9 @@ def test_of_each_late_record_what_became_of_it_is_told(corrected: Corrected) -> 
         for each in model.corrections:
             record = each.late.record
             outcomes_of[p, record.input.source, record.offset] = f"version {each.version} of "
+        for each in model.too_many:
+            record = each.late.record
+            outcomes_of[p, record.input.source, record.offset] = "lets it have (too_many)"
         for repeated in model.duplicates:
             record = repeated.record
             outcomes_of[p, record.input.source, record.offset] = "its merge record has a part"
@@ -190,6 +205,7 @@ def test_of_each_late_record_what_became_of_it_is_told(corrected: Corrected) -> 
             assert (late["corrected"] is None) == ("version" not in outcomes_of.get(place, ""))
             told += 1
     assert told > 10
+    assert any("too_many" in outcome for outcome in outcomes_of.values())
 
 
 def test_of_a_late_born_record_no_more_is_told_of_a_part_whose_version_keep_has_deleted(

@@ -34,7 +34,7 @@ LATER = {"partition": 0, "last_settled_at": 20_000}
 
 
 def lake_of(folder: Path, given: dict[int, Case], **overrides: Any) -> CaseLake:
-    settings = settings_for(folder, **corrections(), **overrides)
+    settings = settings_for(folder, **(corrections() | overrides))
     return CaseLake(open_engine(settings), settings, given)
 
 
@@ -55,12 +55,14 @@ def test_a_right_lake_is_right_and_a_rebuild_has_the_same_corrections(
     tmp_path: Path, tenants: bool
 ) -> None:
     more = {"merge": merge_of((100, 250, 300))} if tenants else IDS
+    more = more | corrections(max_versions=1)
     lake = lake_of(tmp_path, tenant_cases(TENANT_PARTITIONS) if tenants else cases(), **more)
     for share in (0.4, 0.8, 1.0):
         lake.arrive(share)
         lake.merge()
         assert problems_in(lake) == []
     assert len(corrections_of(lake.reader)) > 10
+    assert {row[9] for row in corrections_of(lake.reader)} == {0, 1}
     rebuild(lake.reader, lake.settings, tmp_path / "again")
     there = DeltaRsReader(Lake(rebuilt_settings(lake.settings, tmp_path / "again")))
     assert corrections_of(there) == corrections_of(lake.reader)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +23,9 @@ from tests.support.strategies import cuts
 from watersmeet.configuration.values import NAMES_OF_CORRECTIONS, RESERVED_NAMES
 from watersmeet.core.clocks import clocks_of
 from watersmeet.core.correction_model import Correction, PartitionCorrections
-from watersmeet.core.correction_sequence import CorrectionPlace, late_born_id
+from watersmeet.core.correction_sequence import MAX_VERSIONS, CorrectionPlace, late_born_id
 from watersmeet.core.corrections import (
+    LateRules,
     correct,
     correction_schema,
     newest,
@@ -35,6 +37,7 @@ from watersmeet.core.model import MergeRules, PartitionMerge, Record
 from watersmeet.core.plan import Rules
 from watersmeet.core.sequence import message_id
 from watersmeet.core.window import Window
+from watersmeet.settings import CorrectionSettings
 
 law = draws(100)
 
@@ -46,9 +49,14 @@ class CorrectingLake(PureLake):
     """A lake of one partition without storage, whose late records are corrected."""
 
     def __init__(
-        self, rules: Rules, within_ms: int | None, corrected_before: CorrectionPlace | None = None
+        self,
+        rules: Rules,
+        within_ms: int | None,
+        corrected_before: CorrectionPlace | None = None,
+        max_versions: int = MAX_VERSIONS,
     ) -> None:
         super().__init__(rules, within_ms)
+        self.max_versions = max_versions
         self.corrected_before = {} if corrected_before is None else {0: corrected_before}
         self.corrections = CORRECTIONS.empty_table()
         self.late_duplicates: list[dict[str, Any]] = []
@@ -68,16 +76,17 @@ class CorrectingLake(PureLake):
             pa.Table.from_pylist(pending, LATE_SCHEMA), clocks, batch.plan.clocks, self.rules
         )
         is_closed = [status == "timed_out" for status in self.silver["status"].to_pylist()]
-        gaps = np.full(late.rows.num_rows, self.rules.window.gap_ms)
+        count = late.rows.num_rows
+        late_rules = LateRules(
+            np.full(count, self.rules.window.gap_ms), np.full(count, self.max_versions)
+        )
         closed = self.silver.filter(pa.array(is_closed, pa.bool_()))
         before = self.corrected_before
-        made, repeated = correct(
-            late, gaps, closed, self.corrections, batch, corrected_before=before
-        )
-        self.corrections = pa.concat_tables(
-            [self.corrections, with_validity(made, [None] * len(made))]
-        )
-        self.late_duplicates += repeated.to_pylist()
+        corrected = self.corrections.filter(pc.greater(self.corrections["version"], 0))
+        made = correct(late, late_rules, closed, corrected, batch, corrected_before=before)
+        valid = with_validity(made.corrections, [None] * len(made.corrections))
+        self.corrections = pa.concat_tables([self.corrections, valid, made.too_many])
+        self.late_duplicates += made.duplicates.to_pylist()
 
 
 def made_by(lake: CorrectingLake) -> list[tuple[Any, ...]]:
@@ -100,7 +109,7 @@ def _ms(time: datetime) -> int:
 
 
 def expected(found: PartitionCorrections, lake: CorrectingLake) -> list[tuple[Any, ...]]:
-    return sorted(_row(each, lake) for each in found.corrections)
+    return sorted(_row(each, lake) for each in [*found.corrections, *found.too_many])
 
 
 def _row(each: Correction, lake: CorrectingLake) -> tuple[Any, ...]:
@@ -140,17 +149,18 @@ def test_corrections_are_what_the_model_makes_of_the_same_records(
 ) -> None:
     river = data.draw(KINDS[kind])
     within_ms = data.draw(st.sampled_from([0, 50, 300, 100_000]))
+    most = data.draw(st.sampled_from([1, 2, MAX_VERSIONS]))
     window = Window(river.rules.gap_ms, river.rules.max_ms)
     places = [each.place for each in _of_model(river.rules, within_ms, river.records).corrections]
     before = data.draw(st.none() | st.sampled_from(places)) if places else None
     before = before and before._replace(offset=2**62)  # a lake has other offsets than the model
-    lake = CorrectingLake(Rules(window, lag_ms=river.rules.lag_ms), within_ms, before)
+    lake = CorrectingLake(Rules(window, lag_ms=river.rules.lag_ms), within_ms, before, most)
     for chunk in data.draw(cuts(river.records)):
         for record in chunk:
             lake.arrive(record)
         lake.drain(lambda: data.draw(st.integers(1, 6), label="share"))
     lake.drain(lambda: 10**9)
-    found = _of_model(river.rules, within_ms, river.records, before)
+    found = _of_model(river.rules, within_ms, river.records, before, most)
     assert made_by(lake) == expected(found, lake)
     assert sorted(
         (row["source"], row["offset"], row["of_offset"]) for row in lake.late_duplicates
@@ -168,8 +178,10 @@ def _of_model(
     within_ms: int,
     records: Sequence[Record],
     corrected_before: CorrectionPlace | None = None,
+    most: int = MAX_VERSIONS,
 ) -> PartitionCorrections:
     found = PartitionCorrections(PartitionMerge(rules), within_ms, corrected_before)
+    found.max_versions = most
     found.merge.arrive(*records)
     found.merge.advance()
     found.settle()
@@ -203,6 +215,10 @@ def test_of_two_late_born_records_of_one_key_and_time_each_has_its_newest_correc
     made = pa.Table.from_pylist(rows, CORRECTIONS)
     found = made.take(newest(made)).select(["id", "version"]).to_pylist()
     assert found == [{"id": names[0], "version": 2}, {"id": names[1], "version": 1}]
+
+
+def test_the_model_lets_a_merge_record_have_as_many_versions_as_the_configuration_does() -> None:
+    assert CorrectionSettings.model_fields["max_versions"].default == MAX_VERSIONS
 
 
 def test_no_source_can_be_called_like_a_column_of_corrections() -> None:

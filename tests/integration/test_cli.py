@@ -282,6 +282,7 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "late": 2,  # "late" and "c"
                 "corrections": 0,
                 "corrections_published": 0,
+                "too_many": 0,
                 "duplicates": 0,
                 "quarantined": 1,
                 "published": 2,
@@ -305,6 +306,7 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "late": 0,
                 "corrections": 0,
                 "corrections_published": 0,
+                "too_many": 0,
                 "duplicates": 0,
                 "quarantined": 0,
                 "published": 1,

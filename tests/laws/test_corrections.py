@@ -3,6 +3,7 @@ input is cut, whatever crashes, and through changes of the rules."""
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -17,15 +18,17 @@ from tests.laws.conftest import (
     one_of,
 )
 from tests.laws.test_tenants import with_rules
-from tests.support.cases import Case, cases_with_ids, heartbeat, keyed, rich_cases
+from tests.support.cases import SOURCES, Case, cases_with_ids, heartbeat, keyed, rich_cases
 from tests.support.configurations import IDS
 from tests.support.corrections import CorrectionModels, corrections_of, late_duplicates_of
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.tenants import Window, merge_of, tenant_cases
 from watersmeet.core.correction_model import PartitionCorrections
+from watersmeet.core.correction_sequence import MAX_VERSIONS
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.table_reader import Where
 from watersmeet.operations.evolve import preview
 from watersmeet.operations.retention import expire
 from watersmeet.running import correcting
@@ -43,8 +46,8 @@ ALL = "1d"
 ALL_MS = 86_400_000
 
 
-def corrections(within: str = ALL) -> dict[str, Any]:
-    return {"publish__corrections": {"topic": "merged-corrections", "within": within}}
+def corrections(within: str = ALL, **more: int) -> dict[str, Any]:
+    return {"publish__corrections": {"topic": "merged-corrections", "within": within, **more}}
 
 
 @cache
@@ -109,6 +112,43 @@ def test_corrections_are_the_same_in_pieces(
     assert files > (len(models.rows()) / 2 if size == 1 else 10)
 
 
+@pytest.mark.parametrize("size", [1, 1000, correcting.CHUNK_BYTES])
+@in_folders_of_both
+def test_a_merge_record_has_no_more_versions_than_it_may(
+    new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, kind: str, size: int
+) -> None:
+    """Late records beyond are noted, each once, whatever pieces corrections are made in."""
+    monkeypatch.setattr(correcting, "CHUNK_BYTES", size)
+    lake = new_lake(cases(), **corrections(max_versions=2), **IDS)
+    models = CorrectionModels(cases(), (100, None, None), ALL_MS, max_versions=2)
+    for share in shares(kind):
+        merged(lake, models, share)
+        compared(lake, models)
+    versions = Counter(row[9] for row in models.rows())
+    assert versions.keys() == {0, 1, 2}
+    assert versions[0] > 5
+    columns = ["version", "valid", "invalid_reason", "has_message", *SOURCES]
+    beyond: Where = [[("version", "=", 0)]]
+    found = lake.reader.select(tables.CORRECTIONS, columns, beyond).to_pylist()
+    expected = [0, False, "too_many", False, *([] for _ in SOURCES)]
+    assert [list(row.values()) for row in found] == [expected] * versions[0]
+
+
+@in_folders
+def test_with_tenants_no_late_record_beyond_is_looked_at_again(
+    new_lake: MakeLake, kind: str
+) -> None:
+    """Its tenant's clock may be behind the partition's, so that it is read again, as corrected."""
+    rules = (100, 250, 300)
+    given = tenant_cases(TENANT_PARTITIONS)
+    lake = new_lake(given, merge=merge_of(rules), **corrections(max_versions=1))
+    models = CorrectionModels(given, rules, ALL_MS, max_versions=1)
+    for share in shares(kind):
+        merged(lake, models, share)
+        compared(lake, models)
+    assert any(row[9] == 0 for row in models.rows())
+
+
 @in_folders
 def test_with_tenants_and_windows_corrections_equal_their_model(
     new_lake: MakeLake, kind: str
@@ -123,8 +163,9 @@ def test_with_tenants_and_windows_corrections_equal_their_model(
     assert len(models.rows()) > 10
 
 
-def limited(settings: Settings, within: str | None) -> Settings:
-    own = None if within is None else {"topic": "merged-corrections", "within": within}
+def limited(settings: Settings, within: str | None, max_versions: int = MAX_VERSIONS) -> Settings:
+    own = None if within is None else corrections(within, max_versions=max_versions)
+    own = own and own["publish__corrections"]
     publish = type(settings.publish).model_validate(
         {"topic": settings.publish.topic, "corrections": own}, context={"folder": None}
     )
@@ -136,24 +177,25 @@ def test_each_late_record_is_corrected_by_the_rules_of_the_epoch_in_which_it_is_
     new_lake: MakeLake,
 ) -> None:
     given = tenant_cases(TENANT_PARTITIONS)
-    steps: list[tuple[float, Window, str | None, int | None]] = [
-        (0.25, (100, None, 300), ALL, ALL_MS),
-        (0.5, (30, 90, 1000), "150ms", 150),
-        (0.7, (150, 400, 50), None, None),
-        (1.0, (80, None, 500), ALL, ALL_MS),
+    steps: list[tuple[float, Window, str | None, int | None, int]] = [
+        (0.25, (100, None, 300), ALL, ALL_MS, MAX_VERSIONS),
+        (0.5, (30, 90, 1000), "150ms", 150, 1),
+        (0.7, (150, 400, 50), None, None, MAX_VERSIONS),
+        (1.0, (80, None, 500), ALL, ALL_MS, 1),
     ]
     lake = new_lake(given, merge=merge_of(steps[0][1]), **corrections())
     models = CorrectionModels(given, steps[0][1], ALL_MS)
     begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
-    for number, (share, rules, within, within_ms) in enumerate(steps):
+    for number, (share, rules, within, within_ms, most) in enumerate(steps):
         if number:
-            lake.settings = limited(with_rules(lake.settings, rules), within)
+            lake.settings = limited(with_rules(lake.settings, rules), within, most)
             next_batch = lake.plans[-1].batch + 1
             begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch, number)
-            models.begin_epoch(rules, within_ms)
+            models.begin_epoch(rules, within_ms, most)
         merged(lake, models, share - 0.1, share)
         compared(lake, models)
     assert any(found.uncorrected for found in models.corrections.values())
+    assert any(found.too_many for found in models.corrections.values())
     assert len(models.rows()) > 10
 
 

@@ -17,6 +17,7 @@ from tests.support.inputs import record_of
 from tests.support.merges import KINDS, MergeInput, lives, outcome
 from tests.support.strategies import cuts
 from watersmeet.core.correction_model import Correction, PartitionCorrections
+from watersmeet.core.correction_sequence import MAX_VERSIONS
 from watersmeet.core.inputs import InputId
 from watersmeet.core.model import MergeRules, PartitionMerge, Record
 
@@ -26,16 +27,22 @@ law = draws(30)
 of_every_kind = pytest.mark.parametrize("kind", KINDS)
 
 WITHIN = st.sampled_from([0, 50, 300, 100_000, 100_000])
+VERSIONS = st.sampled_from([1, 2, MAX_VERSIONS])
 
-Limits = list[tuple[MergeRules, int | None, list[Record]]]
-"""The rules of each epoch, how late a record may be to be corrected, and what arrives in it."""
+Limits = list[tuple[MergeRules, int | None, int, list[Record]]]
+"""The rules of each epoch, how late a record may be to be corrected, how often a merge record may
+be, and what arrives in it.
+"""
 
 
 def corrected(
-    rules: MergeRules, within_ms: int | None, chunks: Iterable[Sequence[Record]]
+    rules: MergeRules,
+    within_ms: int | None,
+    chunks: Iterable[Sequence[Record]],
+    max_versions: int = MAX_VERSIONS,
 ) -> Iterator[PartitionCorrections]:
     """Yield the corrections after each piece of what arrives."""
-    found = PartitionCorrections(PartitionMerge(rules), within_ms)
+    found = PartitionCorrections(PartitionMerge(rules), within_ms, max_versions=max_versions)
     for chunk in [*chunks, []]:
         found.merge.arrive(*chunk)
         found.merge.advance()
@@ -48,15 +55,18 @@ def last(found: Iterator[PartitionCorrections]) -> PartitionCorrections:
     return at_the_end
 
 
-def at_once(given_input: MergeInput, within_ms: int | None) -> PartitionCorrections:
-    return last(corrected(given_input.rules, within_ms, [given_input.records]))
+def at_once(
+    given_input: MergeInput, within_ms: int | None, max_versions: int = MAX_VERSIONS
+) -> PartitionCorrections:
+    return last(corrected(given_input.rules, within_ms, [given_input.records], max_versions))
 
 
 def through_epochs(data: st.DataObject, life: Limits, *, is_cut: bool) -> PartitionCorrections:
     found = PartitionCorrections(PartitionMerge(life[0][0]), None)
-    for rules, within_ms, records in life:
+    for rules, within_ms, max_versions, records in life:
         found.merge.begin_epoch(rules.gap_ms, rules.max_ms, rules.lag_ms)
         found.within_ms = within_ms
+        found.max_versions = max_versions
         for chunk in data.draw(cuts(records)) if is_cut else [records]:
             found.merge.arrive(*chunk)
             found.merge.advance()
@@ -74,6 +84,7 @@ def everything(found: PartitionCorrections) -> tuple[Any, ...]:
         found.corrections,
         sorted((*coordinates(each.record), each.of_offset) for each in found.duplicates),
         sorted(coordinates(late.record) for late in found.uncorrected),
+        found.too_many,
         sorted((*coordinates(each.late.record), each.u) for each in found.pending),
     )
 
@@ -87,9 +98,10 @@ def everything(found: PartitionCorrections) -> tuple[Any, ...]:
 def test_no_cut_into_batches_changes_a_correction(kind: str, data: st.DataObject) -> None:
     given_input = data.draw(KINDS[kind])
     within_ms = data.draw(WITHIN)
-    whole = everything(at_once(given_input, within_ms))
+    most = data.draw(VERSIONS)
+    whole = everything(at_once(given_input, within_ms, most))
     for chunks in (data.draw(cuts(given_input.records)), [[each] for each in given_input.records]):
-        assert everything(last(corrected(given_input.rules, within_ms, chunks))) == whole
+        assert everything(last(corrected(given_input.rules, within_ms, chunks, most))) == whole
 
 
 @of_every_kind
@@ -99,16 +111,14 @@ def test_no_order_of_arrival_over_inputs_changes_a_correction(
     kind: str, data: st.DataObject
 ) -> None:
     given_input = data.draw(KINDS[kind])
-    within_ms = data.draw(WITHIN)
+    limits = data.draw(WITHIN), data.draw(VERSIONS)
     queues = {
         name: [record for record in given_input.records if record.input == name]
         for name in given_input.rules.inputs
     }
     order = data.draw(st.permutations([record.input for record in given_input.records]))
     interleaved = replace(given_input, records=[queues[name].pop(0) for name in order])
-    assert everything(at_once(interleaved, within_ms)) == everything(
-        at_once(given_input, within_ms)
-    )
+    assert everything(at_once(interleaved, *limits)) == everything(at_once(given_input, *limits))
 
 
 @of_every_kind
@@ -116,7 +126,8 @@ def test_no_order_of_arrival_over_inputs_changes_a_correction(
 @given(data=st.data())
 def test_no_cut_within_an_epoch_changes_a_correction(kind: str, data: st.DataObject) -> None:
     life = [
-        (rules, data.draw(st.none() | WITHIN), records) for rules, records in data.draw(lives(kind))
+        (rules, data.draw(st.none() | WITHIN), data.draw(VERSIONS), records)
+        for rules, records in data.draw(lives(kind))
     ]
     whole = everything(through_epochs(data, life, is_cut=False))
     assert everything(through_epochs(data, life, is_cut=True)) == whole
@@ -153,6 +164,28 @@ def test_the_versions_of_a_merge_record_are_numbered_from_one_without_a_gap(
         assert each.version == counts[identity]
 
 
+@of_every_kind
+@law
+@given(data=st.data())
+def test_a_merge_record_has_the_first_of_its_versions_up_to_as_many_as_it_may(
+    kind: str, data: st.DataObject
+) -> None:
+    """Where ids repeat nothing: a duplicate of what was not corrected might be corrected itself."""
+    given_input = data.draw(KINDS[kind])
+    records = [replace(record, id=None) for record in given_input.records]
+    given_input = replace(given_input, records=records)
+    within_ms = data.draw(WITHIN)
+    most = data.draw(st.integers(1, 3))
+    limited = at_once(given_input, within_ms, most)
+    every = at_once(given_input, within_ms)
+    assert limited.corrections == [each for each in every.corrections if each.version <= most]
+    beyond = [each for each in every.corrections if each.version > most]
+    assert [each.place for each in limited.too_many] == [each.place for each in beyond]
+    for refused, each in zip(limited.too_many, beyond, strict=True):
+        assert refused[2:8] == each[2:8], "the merge record that it belongs to"
+        assert (refused.version, any(refused.parts.values())) == (0, False)
+
+
 # -- where each record is
 
 
@@ -164,8 +197,9 @@ def test_each_late_record_is_corrected_once_or_waits_or_repeats_or_is_too_late(
 ) -> None:
     given_input = data.draw(KINDS[kind])
     within_ms = data.draw(WITHIN)
-    found = at_once(given_input, within_ms)
+    found = at_once(given_input, within_ms, data.draw(VERSIONS))
     places = [coordinates(each.late.record) for each in found.corrections]
+    places += [coordinates(each.late.record) for each in found.too_many]
     places += [coordinates(each.record) for each in found.duplicates]
     places += [coordinates(each.late.record) for each in found.pending]
     places += [coordinates(late.record) for late in found.uncorrected]
@@ -211,7 +245,7 @@ def test_corrections_change_nothing_of_the_merge(kind: str, data: st.DataObject)
     found = at_once(given_input, data.draw(WITHIN))
     assert outcome(found.merge) == outcome(given_input.merged())
     if not found.merge.late:
-        assert everything(found) == ([], [], [], [])
+        assert everything(found) == ([], [], [], [], [])
 
 
 @of_every_kind

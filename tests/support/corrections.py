@@ -13,11 +13,12 @@ from tests.support.lakes import of_generation
 from tests.support.tenants import TenantModels, Window
 from tests.support.topics import Access, consume
 from watersmeet.core.correction_model import Correction, PartitionCorrections
-from watersmeet.core.correction_sequence import LATE, VERSION
+from watersmeet.core.correction_sequence import LATE, MAX_VERSIONS, VERSION
 from watersmeet.core.model import MergeRecord, Record
 from watersmeet.core.sequence import ID, SEQ, message_id
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import TableReader
+from watersmeet.settings import PublishSettings
 
 Row = tuple[Any, ...]
 
@@ -38,10 +39,14 @@ class CorrectionsOfCases:
 
     @classmethod
     def of(
-        cls, cases: Mapping[int, Case], within_ms: int | None, topics: Mapping[str, str]
+        cls, cases: Mapping[int, Case], publish: PublishSettings, topics: Mapping[str, str]
     ) -> CorrectionsOfCases:
         """The corrections of all that the cases have so far."""
-        found = {p: PartitionCorrections(case.merged(), within_ms) for p, case in cases.items()}
+        limits = publish.within_ms, publish.max_versions
+        found = {
+            p: PartitionCorrections(case.merged(), limits[0], max_versions=limits[1])
+            for p, case in cases.items()
+        }
         for corrections in found.values():
             corrections.settle()
         return cls(cases, found, topics)
@@ -51,7 +56,7 @@ class CorrectionsOfCases:
         return sorted(
             self._row(p, each)
             for p, found in self.corrections.items()
-            for each in found.corrections
+            for each in [*found.corrections, *found.too_many]
         )
 
     def _row(self, p: int, each: Correction) -> Row:
@@ -149,10 +154,12 @@ class CorrectionModels(TenantModels, CorrectionsOfCases):
         within_ms: int | None,
         begins: Mapping[tuple[str, int], int] | None = None,
         topics: Mapping[str, str] | None = None,
+        max_versions: int = MAX_VERSIONS,
     ) -> None:
         TenantModels.__init__(self, cases, rules, begins)  # type: ignore[arg-type]
         corrections = {
-            p: PartitionCorrections(model, within_ms) for p, model in self.models.items()
+            p: PartitionCorrections(model, within_ms, max_versions=max_versions)
+            for p, model in self.models.items()
         }
         CorrectionsOfCases.__init__(self, cases, corrections, topics)
 
@@ -161,10 +168,13 @@ class CorrectionModels(TenantModels, CorrectionsOfCases):
         for corrections in self.corrections.values():
             corrections.settle()
 
-    def begin_epoch(self, rules: Window, within_ms: int | None = None) -> None:
+    def begin_epoch(
+        self, rules: Window, within_ms: int | None = None, max_versions: int = MAX_VERSIONS
+    ) -> None:
         super().begin_epoch(rules)
         for corrections in self.corrections.values():
             corrections.within_ms = within_ms
+            corrections.max_versions = max_versions
 
 
 def corrections_in(kafka: Access, topic: str, partitions: int) -> list[tuple[Any, ...]]:

@@ -541,7 +541,7 @@ class River:
         what the model has."""
         publish = self.settings.publish
         topics = {source: self.topic(source) for source in SOURCES}
-        model = CorrectionsOfCases.of(self.cases, publish.within_ms, topics)
+        model = CorrectionsOfCases.of(self.cases, publish, topics)
         seen = assert_in_sequence(
             corrections_seen(consume(self.kafka, publish.sequence_topics[1], self.partitions)),
             publish.delivery,

@@ -378,6 +378,7 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
     else:
         needed = {
             "metrics.address": {"port": 9464},
+            "publish.corrections.max_versions": COMPLETE["publish.corrections"],
             "lineage.file": {"url": "http://h"},
             "lineage.url": {"file": "x"},
         }

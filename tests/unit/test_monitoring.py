@@ -52,6 +52,7 @@ KNOWN_VALUES = {
             "merged",
             "late",
             "corrected",
+            "not_corrected",
             "recovered",
             "duplicate",
             "published",

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from watersmeet.audit.explain_sink import SentCorrections
 from watersmeet.audit.show import utc
-from watersmeet.core.correction_sequence import CorrectionPlace, late_born_id
+from watersmeet.core.correction_sequence import TOO_MANY, CorrectionPlace, late_born_id
 from watersmeet.core.inputs import InputId
 from watersmeet.lake.generations import Generations
 
@@ -59,7 +59,8 @@ class CorrectionFacts:
         self._by_record = defaultdict[_Record, list[JsonObject]](list)
         self._by_late = dict[_Late, JsonObject]()
         for row in sorted(rows, key=lambda row: (row["partition"], _place_of(row))):
-            self._by_record[_record_of(row)].append(row)
+            if row["version"]:
+                self._by_record[_record_of(row)].append(row)
             self._by_late[_late_of(row)] = row
         self._repeated: Set[_Late] = {_late_of(row) for row in repeated}
 
@@ -90,6 +91,12 @@ class CorrectionFacts:
             return {"u": row["u"], "corrected": None, "outcome": self._why_none(row)}
         names = ("event_time", "is_late_born", "version")
         kind = "the late-born record" if correction["is_late_born"] else "the merge record"
+        if not correction["version"]:
+            outcome = (
+                f"not corrected: {kind} of {utc(correction['event_time'])} has as many versions as "
+                f"publish.corrections.max_versions lets it have ({TOO_MANY})"
+            )
+            return {"u": row["u"], "corrected": None, "outcome": outcome}
         outcome = (
             f"version {correction['version']} of {kind} of {utc(correction['event_time'])} has it"
         )

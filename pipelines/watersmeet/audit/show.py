@@ -25,7 +25,7 @@ _ALWAYS: Final = ("open", "waiting", "timed_out", "published", "late", "quaranti
 _COUNTS: Final = (
     *("open", "waiting", "timed_out", "published", "not_valid", "to_publish", "behind_sink"),
     *("not_in_silver", "in_former_sink", "late", "corrections", "corrections_published"),
-    *("duplicates", "quarantined"),
+    *("too_many", "duplicates", "quarantined"),
 )
 """Counts of a partition in the order in which they are shown."""
 
@@ -446,6 +446,7 @@ def _compared(one: int, other: int) -> tuple[str, str, str]:
     return f"{one:,}", f"{other:,}", f"{other - one:+,}" if other != one else "-"
 
 
+_TOO_MANY = "late: their merge records have as many versions as they may (too_many)"
 _REPEATED = "duplicates: merged, and no parts"
 _SECTIONS = (
     ("late", "late: never merged", ("event_time", "position", "batch", "version")),
@@ -635,6 +636,7 @@ def try_view(answer: dict[str, Any]) -> Group:
         lines += [f"[bold]correction[/] · {escape(place)}", escape(str(message["value"])), ""]
     for name, title, columns in (
         ("late", "late: never merged", ("key", "event_time", "position")),
+        ("too_many", _TOO_MANY, ("key", "event_time")),
         ("duplicates", _REPEATED, ("key", "event_time", "id", "of_offset")),
         ("quarantined", "refused", ("reason", "detail")),
         ("waiting", "waiting for the clock", ("key", "event_time")),

@@ -17,6 +17,7 @@ from watersmeet.audit.newest import doubts_of_newest
 from watersmeet.audit.show import utc
 from watersmeet.audit.unnoted import read_unnoted
 from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES
+from watersmeet.core.correction_sequence import TOO_MANY
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import Cursor, OpenTransaction, TopicPartition
@@ -76,7 +77,8 @@ def status(
     By partition:
 
     - `corrections`: how many late records have corrected a merge record; `corrections_published`:
-      how many messages their topic has had.
+      how many messages their topic has had; `too_many`: how many late records have corrected
+      nothing, since their merge record has as many versions as it may.
     - `not_valid`: timed-out records that are not published, since they are not valid;
       `not_valid_reasons` counts them by reason.
     - `to_publish`: timed-out, valid records that are still to be published.
@@ -270,7 +272,8 @@ class _Counts(NamedTuple):
             "not_in_silver": max(0, surplus),
             "in_former_sink": max(0, -surplus),
             "late": self.late.get((partition,), 0),
-            "corrections": self.corrections.get((partition,), 0),
+            "corrections": self.corrections.get((partition, False), 0),
+            "too_many": self.corrections.get((partition, True), 0),
             "corrections_published": self.corrections_published.get(partition, 0),
             "duplicates": self.duplicates.get((partition,), 0),
             "quarantined": self.quarantined.get((partition,), 0),
@@ -300,7 +303,11 @@ def _read_counts(
     corrections: Mapping[tuple[Any, ...], int] = {}
     corrected: Mapping[int, int] = {}
     if tables.has_corrections(settings):
-        corrections = _counts(reader, tables.CORRECTIONS, "partition")
+        counted = _counts(reader, tables.CORRECTIONS, "partition", "invalid_reason")
+        by_kind = Counter[tuple[Any, ...]]()
+        for (partition, reason), count in counted.items():
+            by_kind[partition, reason == TOO_MANY] += count
+        corrections = by_kind
         corrected = {p: tail.seq + 1 for p, tail in last_corrected(reader).items()}
     return _Counts(
         silver,

@@ -14,7 +14,7 @@ from watersmeet.audit.problems import Findings
 from watersmeet.audit.verify_evidence import CorrectionRow, Partition, place
 from watersmeet.audit.verify_validity import Validator
 from watersmeet.core.correction_model import Correction, PartitionCorrections
-from watersmeet.core.correction_sequence import header_bytes, late_born_id
+from watersmeet.core.correction_sequence import TOO_MANY, header_bytes, late_born_id
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import message_id
@@ -74,7 +74,7 @@ def check_corrections(
             f"model {model_has}",
             place(partition.number, key, None, tenant),
         )
-    alike = [row for row in rows if (row.tenant, row.key) not in unlike]
+    alike = [row for row in rows if row.has_content and (row.tenant, row.key) not in unlike]
     _check_messages(partition, alike, validator, findings)
 
 
@@ -84,7 +84,7 @@ def _check_validity(
     """Check `valid` and `invalid_reason`."""
     more_bytes = header_bytes(partition.evidence.settings.inputs)
     for row in rows:
-        right = validator.validity(row, more_bytes)
+        right = validator.validity(row, more_bytes) if row.has_content else (False, TOO_MANY)
         actual = row.columns["valid"], row.columns["invalid_reason"]
         if actual != right:
             what = "valid is {} ({}), and must be {} ({})".format(*actual, *right)
@@ -181,7 +181,8 @@ def _of_model(
     values = dict[tuple[InputId, int], bytes]()
     for tp, log in partition.logs.items():
         values |= {(tp.input, offset): sampled.kept for offset, sampled in log.sampled.items()}
-    return ((_late_record(made), _content(made, values)) for made in model.corrections)
+    every = chain(model.corrections, model.too_many)
+    return ((_late_record(made), _content(made, values)) for made in every)
 
 
 def _late_record(made: Correction) -> LateRecord:
@@ -218,4 +219,6 @@ def _one_described(content: Content) -> str:
         return f"a duplicate of offset {content[0]}"
     event_time, is_late_born, version, *_, parts = content
     kind = "a late-born record" if is_late_born else "the merge record"
+    if not version:
+        return f"no version of {kind} at {event_time}, which has too many"
     return f"version {version} of {kind} at {event_time}, with {len(parts)} parts"

@@ -162,6 +162,11 @@ class CorrectionRow(NamedTuple):
         return str(self.columns["tenant"])
 
     @property
+    def has_content(self) -> bool:
+        """False where the merge record has as many versions as it may: it is no correction."""
+        return bool(self.columns["version"])
+
+    @property
     def batch(self) -> int:
         """The batch of silver that has settled the late record."""
         return int(self.columns["batch"])

@@ -99,7 +99,9 @@ def expected(partition: Partition) -> Expected:
         for number, tenant, clock in clock_requests.get(epoch, ()):
             clocks[number] = model.tenant_clock(tenant, clock)
         corrections = corrections or PartitionCorrections(model, None, corrected_before)
-        corrections.within_ms = evidence.epochs[epoch].settings.publish.within_ms
+        publish = evidence.epochs[epoch].settings.publish
+        corrections.within_ms = publish.within_ms
+        corrections.max_versions = publish.max_versions
         corrections.settle()
     model_outcomes = []
     for outcome in outcomes(model) if model is not None else ():

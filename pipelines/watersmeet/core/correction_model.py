@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from watersmeet.core.correction_sequence import CorrectionPlace
+from watersmeet.core.correction_sequence import MAX_VERSIONS, CorrectionPlace
 from watersmeet.core.inputs import InputId
 from watersmeet.core.model import DuplicateRecord, LateRecord, MergeRecord, Part, PartitionMerge
 
@@ -51,7 +51,10 @@ class CorrectedRecord:
 
 
 class Correction(NamedTuple):
-    """A correction: the merge record that it is about, and its content with the late record."""
+    """A correction: the merge record that it is about, and its content with the late record.
+
+    Version 0 is none: the merge record has as many versions as it may, and there is no content.
+    """
 
     place: CorrectionPlace
     late: LateRecord
@@ -68,11 +71,14 @@ class Correction(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """A late record that is to be corrected, with its `u` and the gap (ms) of its epoch."""
+    """A late record that is to be corrected, with its `u`, and what its epoch says: the gap (ms),
+    and how many versions a merge record may have.
+    """
 
     late: LateRecord
     u: int
     gap_ms: int
+    max_versions: int
 
 
 @dataclass
@@ -80,7 +86,8 @@ class PartitionCorrections:
     """The corrections of a partition's late records. `settle` follows each `merge.advance`.
 
     `within_ms`: how far a late record may lie behind its position and still be corrected; None: no
-    late record is. It may change whenever an epoch begins. `corrected_before`: the last correction
+    late record is. `max_versions`: as many corrections a merge record may have. Both may change
+    whenever an epoch begins. `corrected_before`: the last correction
     of a lost lake; a late record that sorts up to there may be in one that is out, so that it opens
     a merge record which takes no other.
     """
@@ -94,6 +101,9 @@ class PartitionCorrections:
     """Late records that make no correction, since their merge record has a part with their id."""
     uncorrected: list[LateRecord] = field(default_factory=list)
     """Late records that are not to be corrected."""
+    too_many: list[Correction] = field(default_factory=list)
+    """What is not corrected since its merge record has as many versions as it may, in order."""
+    max_versions: int = MAX_VERSIONS
     pending: list[_Pending] = field(default_factory=list)
     _records: dict[tuple[str, str], list[CorrectedRecord]] = field(
         default_factory=lambda: defaultdict(list)
@@ -110,12 +120,15 @@ class PartitionCorrections:
         if self.merge.clock is None:
             return
         settled = list[tuple[CorrectionPlace, _Pending]]()
+        pending = list[_Pending]()
         for each in self.pending:
             settled_at = self.merge.first_clock_past(each.late.record.tenant or "", each.u)
             if settled_at <= self.merge.clock:
                 settled.append((_place(each, int(settled_at)), each))
+            else:
+                pending.append(each)
+        self.pending = pending
         for place, each in sorted(settled, key=lambda pair: pair[0]):
-            self.pending.remove(each)
             self._correct(place, each)
 
     def _judge(self) -> None:
@@ -128,7 +141,7 @@ class PartitionCorrections:
                 continue
             longest_ms = rules.gap_ms if rules.max_ms is None else rules.max_ms
             u = max(late.position, event_time + rules.gap_ms + longest_ms)
-            self.pending.append(_Pending(late, u, rules.gap_ms))
+            self.pending.append(_Pending(late, u, rules.gap_ms, self.max_versions))
         self._late = len(self.merge.late)
 
     def _correct(self, place: CorrectionPlace, settled: _Pending) -> None:
@@ -151,31 +164,26 @@ class PartitionCorrections:
             )
             if not is_out:
                 self._records[row.tenant, row.key].append(row)
+        if record.id is not None and (record.input, record.id) in row.ids:
+            of_offset = row.ids[record.input, record.id]
+            self.duplicates.append(DuplicateRecord(record, of_offset))
+            return
+        about = row.tenant, row.key, row.event_time, row.due, row.closed_at, row.is_late_born
+        if row.version >= settled.max_versions:
+            times = record.event_time, record.event_time
+            self.too_many.append(
+                Correction(place, late, *about, 0, *times, dict.fromkeys(row.parts, ()))
+            )
+            return
         if record.id is not None:
-            of_offset = row.ids.setdefault((record.input, record.id), record.offset)
-            if of_offset != record.offset:
-                self.duplicates.append(DuplicateRecord(record, of_offset))
-                return
+            row.ids[record.input, record.id] = record.offset
         row.version += 1
         row.first_event_time = min(row.first_event_time, record.event_time)
         row.last_event_time = max(row.last_event_time, record.event_time)
         row.parts[record.input.source].append(record.part)
-        self.corrections.append(
-            Correction(
-                place,
-                late,
-                row.tenant,
-                row.key,
-                row.event_time,
-                row.due,
-                row.closed_at,
-                row.is_late_born,
-                row.version,
-                row.first_event_time,
-                row.last_event_time,
-                {source: tuple(sorted(parts)) for source, parts in row.parts.items()},
-            )
-        )
+        times = row.first_event_time, row.last_event_time
+        parts = {source: tuple(sorted(of_source)) for source, of_source in row.parts.items()}
+        self.corrections.append(Correction(place, late, *about, row.version, *times, parts))
 
     def _merge_record_of(self, place: CorrectionPlace, settled: _Pending) -> CorrectedRecord | None:
         """Return the merge record that a late record belongs to; None where it opens one."""

@@ -39,6 +39,13 @@ _HEADER_BYTES: Final = 400
 """Maximum bytes of a correction's headers beside those of a message, except for its inputs' names:
 further names, numbers and times."""
 
+MAX_VERSIONS: Final = 1000
+"""Default maximum number of versions of a merge record, beyond which late records are late alone:
+each version has all parts, so that their size grows with the square of their number."""
+
+TOO_MANY: Final = "too_many"
+"""Why a late record beyond that corrects nothing: the `invalid_reason` of its row."""
+
 ORDER: Final = ("settled_at", "tenant", "u", "source", "topic", "offset")
 """The columns that order the corrections of a partition; texts count as UTF-8 bytes."""
 

@@ -7,6 +7,7 @@ as it closed.
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,7 +28,13 @@ from watersmeet.core.columns import (
     time_column,
     times_ms,
 )
-from watersmeet.core.correction_sequence import ORDER, CorrectionPlace, is_up_to, late_born_id
+from watersmeet.core.correction_sequence import (
+    ORDER,
+    TOO_MANY,
+    CorrectionPlace,
+    is_up_to,
+    late_born_id,
+)
 from watersmeet.core.inputs import InputId
 from watersmeet.core.merge import Batch, Merged, parts_by_source, silver_schema
 from watersmeet.core.plan import Rules
@@ -60,7 +67,8 @@ def correction_schema(
     record that made it; `event_time`, `due` and `closed_at` those of the merge record as it closed,
     and `first_event_time` and `last_event_time` those of all its parts. `is_late_born`: a late
     record has opened the merge record. `id` is that of its message. `has_message`: False where it
-    is not valid, and nothing that it would replace was.
+    is not valid, and nothing that it would replace was. Where the merge record has as many versions
+    as it may, the row is no correction: it has version 0, no parts, and `TOO_MANY` as reason.
     """
     silver = silver_schema(value_types, inputs, has_ids=has_ids)
     parts = [silver.field(source) for source in value_types]
@@ -74,9 +82,35 @@ class Settled(NamedTuple):
     rows: pa.Table
     settled_at: Int64s
 
+    def slice(self, begin: int, end: int) -> Settled:
+        """Return the late records from one number up to another."""
+        return Settled(self.rows.slice(begin, end - begin), self.settled_at[begin:end])
+
     def ordered(self) -> pa.Table:
         """Return the rows with `settled_at`, so that they have the columns of their order."""
         return self.rows.append_column("settled_at", time_column(self.settled_at))
+
+
+class LateRules(NamedTuple):
+    """For each of some late records, rules of the epoch in which it was late: the gap (ms), and how
+    many versions a merge record may have.
+    """
+
+    gaps_ms: Int64s
+    max_versions: Int64s
+
+
+class Made(NamedTuple):
+    """What late records make when they are settled.
+
+    `corrections` and `too_many` have the columns of `correction_schema`; the latter are no
+    corrections, since their merge records have as many as they may. `duplicates` has those of
+    `core.repeated.DUPLICATE_SCHEMA`: late records whose id a part of their merge record has.
+    """
+
+    corrections: pa.Table
+    too_many: pa.Table
+    duplicates: pa.Table
 
 
 def settled(
@@ -122,31 +156,77 @@ class _Candidate:
     ids: dict[tuple[str, str, str], int] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
 
+    def order(self) -> tuple[int, bool]:
+        """Return the place among the merge records of a key."""
+        return self.event_time, self.is_late_born
 
-class _Made(NamedTuple):
-    """A correction: its merge record, its version, and the numbers of the late records it has."""
 
+class _Corrected(NamedTuple):
+    """A settled late record, by its number: its merge record, and the version that it makes of it;
+    0 where that has as many as it may.
+
+    `members`: how many of the late records that correct it now are in that version.
+    """
+
+    late: int
     record: _Candidate
-    version: int
-    members: Sequence[int]
+    version: int = 0
+    members: int = 0
 
 
 _Key = tuple[int, str, str]
 """Partition, tenant and key."""
 
 
+class _OfKey:
+    """The merge records of a key that late records may belong to, in order of event time."""
+
+    def __init__(self, records: Iterable[_Candidate] = ()) -> None:
+        self._records = sorted(records, key=_Candidate.order)
+        self._longest = max((each.due - each.event_time for each in self._records), default=0)
+
+    def add(self, record: _Candidate) -> None:
+        """Add a merge record."""
+        insort(self._records, record, key=_Candidate.order)
+        self._longest = max(self._longest, record.due - record.event_time)
+
+    def of(self, time: int, gap_ms: int, settled_at: int) -> _Candidate | None:
+        """Return the one that a late record belongs to (rule 2); None where there is none.
+
+        The costs do not grow with the number of merge records: only those near it are looked at.
+        """
+        next_one = bisect_right(self._records, (time, True), key=_Candidate.order)
+        covering: _Candidate | None = None
+        for number in range(next_one - 1, -1, -1):
+            record = self._records[number]
+            if record.event_time < (covering.event_time if covering else time - self._longest):
+                break
+            # Of two that begin at once, a longer window has merged one where a late one was opened.
+            if record.due >= time and record.closed_at <= settled_at:
+                covering = record
+        if covering is not None:
+            return covering
+        for number in range(next_one, len(self._records)):
+            record = self._records[number]
+            if record.event_time > time + gap_ms:
+                break
+            if record.closed_at <= settled_at:
+                return record
+        return None
+
+
 def correct(
     late: Settled,
-    gaps_ms: Int64s,
+    rules: LateRules,
     closed: pa.Table,
     corrected: pa.Table,
     batch: Batch,
     *,
     corrected_before: Mapping[int, CorrectionPlace] = MappingProxyType({}),
-) -> tuple[pa.Table, pa.Table]:
-    """Return the corrections that settled late records make, and those of them that are repeated.
+) -> Made:
+    """Return what settled late records make.
 
-    - `gaps_ms`: for each of them, the gap of the epoch in which it was late.
+    - `rules`: those of each of them.
     - `closed`: silver's columns of at least all finished rows of their keys that could hold them.
     - `corrected`: the columns of `correction_schema` of at least the newest corrections of these,
       and of what late records have opened where these could hold them.
@@ -154,37 +234,42 @@ def correct(
       up to there may be in corrections that are out: each opens a merge record of its own, which
       takes no other.
 
-    The first table has the columns of `correction_schema`; `valid` and `invalid_reason` are null,
-    and `has_message` is True where the merge record, or an earlier version, was valid. The second
-    one has those of `core.repeated.DUPLICATE_SCHEMA`: late records whose id a part of their merge
-    record has make no correction.
+    Of corrections, `valid` and `invalid_reason` are null, and `has_message` is True where the merge
+    record, or an earlier version, was valid.
     """
     corrected = corrected.filter(pa.array(~is_up_to(corrected, corrected_before)))
     is_out = is_up_to(late.ordered(), corrected_before)
     before = _together(closed, corrected, batch)
     candidates = _candidates(closed, corrected, before)
-    made: list[_Made] = []
+    made: list[_Corrected] = []
+    too_many: list[_Corrected] = []
     repeated: list[dict[str, Any]] = []
     columns = ("partition", "tenant", "merge_key", "source", "topic", "offset", "event_time", "id")
     rows = late.rows.select(columns).set_column(6, "event_time", pa.array(_times(late.rows)))
     for number, row in enumerate(rows.to_pylist()):
         key = row["partition"], row["tenant"], row["merge_key"]
         settled_at = int(late.settled_at[number])
-        gap_ms = int(gaps_ms[number])
+        gap_ms = int(rules.gaps_ms[number])
         if is_out[number]:
             record = _opened(row, gap_ms, settled_at)
         else:
-            record = _belongs_to(row, gap_ms, settled_at, candidates.setdefault(key, []))
-        if row["id"] is not None:
-            identity = row["source"], row["topic"], row["id"]
-            of_offset = record.ids.setdefault(identity, row["offset"])
-            if of_offset != row["offset"]:
-                repeated.append({**row, "of_offset": of_offset})
-                continue
-        record.version += 1
-        record.late.append(number)
-        made.append(_Made(record, record.version, tuple(record.late)))
-    return _corrections(late, before, made, batch), _duplicates(repeated, batch)
+            record = _belongs_to(row, gap_ms, settled_at, candidates.setdefault(key, _OfKey()))
+        identity = None if row["id"] is None else (row["source"], row["topic"], row["id"])
+        if identity is not None and identity in record.ids:
+            repeated.append({**row, "of_offset": record.ids[identity]})
+        elif record.version >= rules.max_versions[number]:
+            too_many.append(_Corrected(number, record))
+        else:
+            if identity is not None:
+                record.ids[identity] = row["offset"]
+            record.version += 1
+            record.late.append(number)
+            made.append(_Corrected(number, record, record.version, len(record.late)))
+    return Made(
+        _corrections(late, before, made, batch),
+        _too_many(late, too_many, batch),
+        _duplicates(repeated, batch),
+    )
 
 
 def newest(corrections: pa.Table) -> pa.Array:
@@ -257,9 +342,7 @@ def _together(closed: pa.Table, corrected: pa.Table, batch: Batch) -> pa.Table:
     return pa.concat_tables([rows.cast(kinds) for rows in tables])
 
 
-def _candidates(
-    closed: pa.Table, corrected: pa.Table, before: pa.Table
-) -> dict[_Key, list[_Candidate]]:
+def _candidates(closed: pa.Table, corrected: pa.Table, before: pa.Table) -> dict[_Key, _OfKey]:
     """Return, by key, the merge records that there are, each with its newest content."""
     candidates: dict[_Key, dict[tuple[int, bool], _Candidate]] = {}
     times = ("event_time", "due", "closed_at")
@@ -299,7 +382,7 @@ def _candidates(
     if RECORD_IDS.name in before.column_names:
         for record in chain.from_iterable(of_key.values() for of_key in candidates.values()):
             record.ids = _ids(before, record)
-    return {key: list(records.values()) for key, records in candidates.items()}
+    return {key: _OfKey(records.values()) for key, records in candidates.items()}
 
 
 def _rows(rows: pa.Table, names: Iterable[str], times: Iterable[str]) -> Iterator[tuple[Any, ...]]:
@@ -318,27 +401,14 @@ def _ids(before: pa.Table, record: _Candidate) -> dict[tuple[str, str, str], int
     }
 
 
-def _chosen(
-    candidates: Iterable[_Candidate], time: int, gap_ms: int, settled_at: int
-) -> _Candidate | None:
-    """Return the merge record that a late record belongs to (rule 2); None where there is none."""
-    closed = [record for record in candidates if record.closed_at <= settled_at]
-    covering = [record for record in closed if record.event_time <= time <= record.due]
-    if covering:
-        # A longer window may have merged a record that begins where a late one was opened.
-        return max(covering, key=lambda record: (record.event_time, not record.is_late_born))
-    following = [record for record in closed if time < record.event_time <= time + gap_ms]
-    return min(following, key=lambda record: (record.event_time, record.is_late_born), default=None)
-
-
 def _belongs_to(
-    row: Mapping[str, Any], gap_ms: int, settled_at: int, candidates: list[_Candidate]
+    row: Mapping[str, Any], gap_ms: int, settled_at: int, candidates: _OfKey
 ) -> _Candidate:
     """Return the merge record that a late record belongs to; where it opens one, add that."""
-    record = _chosen(candidates, row["event_time"], gap_ms, settled_at)
+    record = candidates.of(row["event_time"], gap_ms, settled_at)
     if record is None:
         record = _opened(row, gap_ms, settled_at)
-        candidates.append(record)
+        candidates.add(record)
     return record
 
 
@@ -352,10 +422,13 @@ def _opened(row: Mapping[str, Any], gap_ms: int, settled_at: int) -> _Candidate:
 # -- their content
 
 
-def _corrections(late: Settled, before: pa.Table, made: Sequence[_Made], batch: Batch) -> pa.Table:
+def _corrections(
+    late: Settled, before: pa.Table, made: Sequence[_Corrected], batch: Batch
+) -> pa.Table:
     """Return corrections with their content: the newest before, and the late records since."""
-    taken = np.array([*chain.from_iterable(each.members for each in made)], np.int64)
-    counts = np.array([len(each.members) for each in made], np.int64)
+    members = (each.record.late[: each.members] for each in made)
+    taken = np.array([*chain.from_iterable(members)], np.int64)
+    counts = np.array([each.members for each in made], np.int64)
     based = [number for number, each in enumerate(made) if each.record.row is not None]
     rows = late.rows.take(pa.array(taken))
     values = rows["value"].cast(pa.large_binary())
@@ -377,7 +450,36 @@ def _corrections(late: Settled, before: pa.Table, made: Sequence[_Made], batch: 
         numbers = Numbers(merged.record_numbers, merged.row_numbers, merged.size)
         ids = joined(rows, contents, 0, numbers, batch.plan.batch).record_ids
         columns[RECORD_IDS.name] = ids
-    own = np.array([each.members[-1] for each in made], np.int64)
+    columns |= {
+        "valid": pa.nulls(len(made), pa.bool_()),
+        "invalid_reason": pa.nulls(len(made), pa.string()),
+        "has_message": pa.array([each.record.has_message for each in made], pa.bool_()),
+    }
+    return _with_places(columns, late, made, batch)
+
+
+def _too_many(late: Settled, beyond: Sequence[_Corrected], batch: Batch) -> pa.Table:
+    """Return rows for late records that correct nothing, since there are corrections enough."""
+    count = len(beyond)
+    schema = correction_schema(batch.value_types, batch.inputs, has_ids=batch.has_ids)
+    own = late.rows.take(pa.array([each.late for each in beyond], pa.int64()))
+    columns: dict[str, Any] = {
+        **dict.fromkeys(("first_event_time", "last_event_time"), own["event_time"]),
+        **{name: pa.array([[]] * count, schema.field(name).type) for name in batch.sources},
+        RECORD_BYTES.name: pa.repeat(0, count),
+        **dict.fromkeys(("valid", "has_message"), pa.repeat(pa.scalar(False), count)),
+        "invalid_reason": pa.repeat(TOO_MANY, count),
+    }
+    if batch.has_ids:
+        columns[RECORD_IDS.name] = pa.nulls(count, schema.field(RECORD_IDS.name).type)
+    return _with_places(columns, late, beyond, batch)
+
+
+def _with_places(
+    columns: dict[str, Any], late: Settled, made: Sequence[_Corrected], batch: Batch
+) -> pa.Table:
+    """Return rows with these columns, and those of the late record and of the merge record."""
+    own = np.array([each.late for each in made], np.int64)
     of_late = late.rows.take(pa.array(own))
     for name in ("partition", "tenant", "merge_key", "source", "topic", "offset", "position", "u"):
         columns[name] = of_late[name]
@@ -386,14 +488,12 @@ def _corrections(late: Settled, before: pa.Table, made: Sequence[_Made], batch: 
         "batch": pa.array(np.full(len(made), batch.plan.batch)),
         "settled_at": time_column(late.settled_at[own]),
         "version": pa.array([each.version for each in made], pa.int64()),
-        "valid": pa.nulls(len(made), pa.bool_()),
-        "invalid_reason": pa.nulls(len(made), pa.string()),
     }
     for name in ("event_time", "due", "closed_at"):
         times = np.array([getattr(each.record, name) for each in made], np.int64)
         columns[name] = time_column(times)
     schema = correction_schema(batch.value_types, batch.inputs, has_ids=batch.has_ids)
-    for name in ("is_late_born", "id", "has_message"):
+    for name in ("is_late_born", "id"):
         values = [getattr(each.record, name) for each in made]
         columns[name] = pa.array(values, schema.field(name).type)
     return pa.table(columns).select(schema.names).cast(schema)

@@ -250,7 +250,7 @@ def _problems(
             Problem(
                 f"the lake's corrections go to {topic}, where their sequence goes on",
                 "publish.corrections.topic",
-                "set it back; `within` may change",
+                "set it back; `within` and `max_versions` may change",
             )
         )
     for field, (before, after) in changed.items():

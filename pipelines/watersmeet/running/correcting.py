@@ -31,7 +31,15 @@ from watersmeet.core.columns import (
     times_ms,
 )
 from watersmeet.core.correction_sequence import header_bytes
-from watersmeet.core.corrections import Settled, as_silver, correct, newest, settled, with_validity
+from watersmeet.core.corrections import (
+    LateRules,
+    Settled,
+    as_silver,
+    correct,
+    newest,
+    settled,
+    with_validity,
+)
 from watersmeet.core.merge import LATE_SCHEMA, Batch
 from watersmeet.core.message import as_read, exceeds
 from watersmeet.core.plan import BatchPlan
@@ -218,23 +226,23 @@ class Correcting:
         share_rows = min(MAX_KEYS, max(1, CHUNK_BYTES // max(1, row_bytes)))
         before = self.engine.lake.schema(tables.CORRECTIONS).empty_table()
         for begin in range(0, late.rows.num_rows, share_rows):
-            share = self._with_values(_slice(late, begin, begin + share_rows))
+            share = self._with_values(late.slice(begin, begin + share_rows))
             near = self._near(share.rows, batch.plan.batch)
-            for some in _chunks(share, near, before):
+            for some in _chunks(share, near, before, self._rules(share.rows)):
                 before = before.filter(_is_of_key(before, some.rows, 0))
-                candidates = self._candidates(some.rows, near, before)
-                made, repeated = correct(
+                made = correct(
                     some,
-                    self._gaps(some.rows),
-                    *candidates,
+                    self._rules(some.rows),
+                    *self._candidates(some.rows, near, before),
                     batch,
                     corrected_before=self.generation.corrected_before,
                 )
-                made = validated_corrections(self.settings, made, batch)
-                duplicates.append(repeated)
-                if made.num_rows:
-                    yield made
-                both = pa.concat_tables([before, made])
+                corrections = validated_corrections(self.settings, made.corrections, batch)
+                duplicates.append(made.duplicates)
+                for rows in (corrections, made.too_many):
+                    if rows.num_rows:
+                        yield rows
+                both = pa.concat_tables([before, corrections])
                 both = both.filter(_is_of_key(both, some.rows, -1))
                 before = both.take(newest(both))
 
@@ -265,10 +273,13 @@ class Correcting:
         partitions = sorted(pc.unique(rows["partition"]).to_pylist())
         return [("generation", "=", self.generation.number), ("partition", "in", partitions)]
 
-    def _gaps(self, late: pa.Table) -> Int64s:
-        """Return, for each late record, the gap (ms) of the epoch in which it was late."""
-        gaps = np.array([epoch.settings.merge.window.gap_ms for epoch in self._epochs], np.int64)
-        return gaps[self._epochs.numbers_of(int64s(late["batch"]))]
+    def _rules(self, late: pa.Table) -> LateRules:
+        """Return the rules of the epoch in which each of these was late."""
+        numbers = self._epochs.numbers_of(int64s(late["batch"]))
+        settings = [epoch.settings for epoch in self._epochs]
+        gaps_ms = np.array([each.merge.window.gap_ms for each in settings], np.int64)
+        max_versions = np.array([each.publish.max_versions for each in settings], np.int64)
+        return LateRules(gaps_ms[numbers], max_versions[numbers])
 
     def _near(self, late: pa.Table, batch: int) -> Near:
         """Return which merge records late records may belong to, without their content.
@@ -283,8 +294,8 @@ class Correcting:
         names = [*_KEY, "event_time", RECORD_BYTES.name]
         closed = self._rows(tables.SILVER, names, late, spans)
         names += ["id", "version", "source", "topic", "offset", "u"]
-        of_earlier: Condition = ("batch", "<", batch)
-        corrected = self._rows(tables.CORRECTIONS, names, late, spans, of_earlier)
+        versions: list[Condition] = [("batch", "<", batch), ("version", ">", 0)]
+        corrected = self._rows(tables.CORRECTIONS, names, late, spans, *versions)
         return Near(closed, corrected.take(newest(corrected)))
 
     def _rows(
@@ -380,21 +391,17 @@ def _by_key(late: Settled) -> Settled:
     return Settled(late.rows.take(order), late.settled_at[int64s(order)])
 
 
-def _slice(late: Settled, begin: int, end: int) -> Settled:
-    return Settled(late.rows.slice(begin, end - begin), late.settled_at[begin:end])
-
-
 def _is_of_key(rows: pa.Table, late: pa.Table, number: int) -> pa.Array:
     """Return True for each row that has the key of the late record of this number."""
     [key] = _keys(late.take([number % late.num_rows]))
     return pa.array([each == key for each in _keys(rows)], pa.bool_())
 
 
-def _chunks(late: Settled, near: Near, before: pa.Table) -> Iterator[Settled]:
+def _chunks(late: Settled, near: Near, before: pa.Table, rules: LateRules) -> Iterator[Settled]:
     """Yield late records by key in pieces whose corrections have about `CHUNK_BYTES`.
 
     A correction is counted with all that merge records near it have, and the late records of its
-    key up to it.
+    key up to it: no more of the largest ones than a merge record may have versions.
     """
     content = Counter[tuple[Any, ...]]()
     for rows in (near.closed, near.corrected, before):
@@ -403,11 +410,16 @@ def _chunks(late: Settled, near: Near, before: pa.Table) -> Iterator[Settled]:
     begin = 0
     room = CHUNK_BYTES
     sizes = lengths(late.rows["value"]) + ROW_BYTES
-    for number, (key, size) in enumerate(zip(_keys(late.rows), sizes.tolist(), strict=True)):
-        content[key] += size
-        if begin < number and content[key] > room:
-            yield _slice(late, begin, number)
+    total = Counter[tuple[Any, ...]]()
+    largest = Counter[tuple[Any, ...]]()
+    columns = sizes.tolist(), rules.max_versions.tolist()
+    for number, (key, size, most) in enumerate(zip(_keys(late.rows), *columns, strict=True)):
+        total[key] += size
+        largest[key] = max(size, largest[key])
+        needed = content[key] + min(total[key], most * largest[key])
+        if begin < number and needed > room:
+            yield late.slice(begin, number)
             begin = number
             room = CHUNK_BYTES
-        room -= content[key]
-    yield _slice(late, begin, late.rows.num_rows)
+        room -= needed
+    yield late.slice(begin, late.rows.num_rows)

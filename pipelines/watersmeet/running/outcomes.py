@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow.compute as pc
 
+from watersmeet.core.correction_sequence import TOO_MANY
 from watersmeet.core.input_columns import part_topics
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import BatchPlan, TopicPartition
@@ -38,8 +39,8 @@ def outcomes(
 
     Its heartbeats are counted, too. The notes of the batch must be written. A record that waits for
     its tenant's clock counts as merged, also if it turns out to be a duplicate later. A late record
-    counts as late, and once it is settled as `corrected` too, or as a duplicate with the reason
-    `late`.
+    counts as late, and once it is settled as `corrected` too, or as `not_corrected` with the reason
+    `too_many`, or as a duplicate with the reason `late`.
     `was_recovered`: there are messages of a lost lake, or of earlier generations, so some records
     may be `recovered`: they are in no merge record of this generation.
     """
@@ -67,7 +68,8 @@ def outcomes(
             repeated = duplicates[input_id] + waited_duplicates[input_id]
             counts[topic]["duplicate", ""] += repeated
         if tables.has_corrections(settings):
-            counts[topic]["corrected", ""] += corrected[input_id]
+            counts[topic]["corrected", ""] += corrected[input_id, False]
+            counts[topic]["not_corrected", TOO_MANY] += corrected[input_id, True]
             if settings.has_ids:
                 counts[topic]["duplicate", "late"] += late_duplicates[input_id]
         counts[topic]["merged", ""] += merged.get(input_id, 0) if was_recovered else on_time
@@ -96,14 +98,22 @@ def _duplicates(
     return counts
 
 
-def _corrected(reader: TableReader, settings: Settings, plan: BatchPlan) -> Counter[InputId]:
-    """Return, by input, how many late records have corrected a merge record in a batch."""
+def _corrected(
+    reader: TableReader, settings: Settings, plan: BatchPlan
+) -> Counter[tuple[InputId, bool]]:
+    """Return, by input, how many late records have corrected a merge record in a batch, and how
+    many (True) have not, since that has as many versions as it may.
+    """
     if not tables.has_corrections(settings):
         return Counter()
-    names = ["source", "topic"]
+    names = ["source", "topic", "invalid_reason"]
     where: Where = [[("batch", "=", plan.batch)]]
     rows = reader.summary(tables.CORRECTIONS, names, {"rows": ("count", "*")}, where)
-    return Counter({InputId(row["source"], row["topic"]): row["rows"] for row in rows.to_pylist()})
+    counts = Counter[tuple[InputId, bool]]()
+    for row in rows.to_pylist():
+        is_too_many = row["invalid_reason"] == TOO_MANY
+        counts[InputId(row["source"], row["topic"]), is_too_many] += row["rows"]
+    return counts
 
 
 def _consumed(reader: TableReader, input_id: InputId, plan: BatchPlan) -> tuple[int, int]:
