@@ -27,7 +27,7 @@ import orjson
 
 import tests.conftest  # noqa: F401  # quick starts
 from tests.faults.command import brokered, say
-from tests.support.cases import SOURCES, expected_late, expected_messages
+from tests.support.cases import SOURCES, expected_late, expected_messages, keyed
 from tests.support.commands import here
 from tests.support.hostile_records import (
     HEAVY,
@@ -73,6 +73,10 @@ STARTING_S = 3.0
 """Until then a process may not have come as far as to listen to signals."""
 
 CONNECTIONS = 200
+
+LATE_OF_A_KEY = 300
+MAX_VERSIONS = 100
+"""Of a merge record."""
 
 Attack = Callable[["Siege"], None]
 
@@ -189,6 +193,15 @@ class Siege:
                     each.sendall(b"E")
             time.sleep(0.5)
         self.problems.append("nobody answers for the metrics")
+
+    @attack(0.05)
+    def _send_late(self) -> None:
+        """Sends many late records of one key, which all belong to one merge record."""
+        before = self.river.chunks * 1000 - 500
+        if before > 0:
+            values = (keyed("late", before, n=n) for n in range(LATE_OF_A_KEY))
+            partition = self.rng.randrange(self.river.partitions)
+            self._send("tracking", partition, [Hostile(value, value) for value in values])
 
     @attack(0.1)
     def _ask(self) -> None:
@@ -376,6 +389,8 @@ def siege(kafka: str, folder: Path, name: str, engine: str, seed: int) -> Iterat
             }
             changes |= {"sources__orders__format": "avro", "sources__orders__schema": "orders.avsc"}
             changes |= {"sources__orders__registry": {"url": url, "unknown_after": "1s"}}
+            corrections = {"topic": f"{name}-corrections", "within": "1d"}
+            changes["publish__corrections"] = corrections | {"max_versions": MAX_VERSIONS}
             changes |= {"kafka__max_record_bytes": MAX_RECORD_BYTES, "metrics": {"port": port}}
             river = River.make(
                 kafka, folder / "river", name, lake=LAKES[engine], seed=seed, **changes
