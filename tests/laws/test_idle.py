@@ -54,6 +54,28 @@ def more(lake: CaseLake, partition: int, *orders: bytes) -> None:
     lake.cases[partition].arrivals += ["orders"] * len(orders)
 
 
+@in_folders
+def test_of_a_source_that_stays_silent_a_run_keeps_the_last_decision_alone(
+    new_lake: MakeLake,
+) -> None:
+    """Each has a time for every tenant, and each batch looked at all of them."""
+    case = case_of([keyed("a", 0)], [heartbeat(10)])
+    lake, clock = new_lake({0: case}, merge__idle_after="10s"), Clock()
+    silver = lake.start(Quiet(lake.settings, 10_000, now_s=clock), lake.quick)
+    kept = TopicPartition(lake.settings.inputs[0], 0)
+    for n in range(1, 6):
+        more(lake, 0, heartbeat(n * 1000))
+        lake.arrive()
+        clock.now += 10
+        list(silver.drain())
+        clock.now += 10
+        list(silver.drain())
+    assert [each.event_time for each in decisions_of(lake.reader)["tracking", 0]][-1] == 5000
+    assert len(decisions_of(lake.reader)["tracking", 0]) > 3
+    assert len(silver.recover().idle[kept]) == 1
+    assert silver.recover().progress().sources[kept].state == "idle"
+
+
 @pytest.mark.promise("C1")
 @in_folders
 def test_silences_give_what_the_model_gives_with_the_same_decisions(new_lake: MakeLake) -> None:

@@ -159,6 +159,25 @@ class Planner:
     def done(self, plan: BatchPlan) -> None:
         """Move on behind a plan, which is now committed."""
         self.state = self.state.after(plan, self.clocks)
+        self._forget_decisions()
+
+    def _forget_decisions(self) -> None:
+        """Forget the consumed decisions but the last of each topic-partition: a source that is
+        silent for long has one after the other, with a time for every tenant, and the state has
+        what they left.
+        """
+        for tp, decisions in self.idle.items():
+            cursor = self.state.cursors[tp]
+            self.idle[tp] = [
+                *(
+                    decision
+                    for decision in decisions[:-1]
+                    if decision.after_offset + 1 > cursor.next_offset
+                    or cursor.position is None
+                    or decision.event_time > cursor.position
+                ),
+                decisions[-1],
+            ]
 
     def decided(self, decisions: Iterable[tuple[TopicPartition, IdleDecision]]) -> None:
         """Add decisions that the idle policy has made."""
