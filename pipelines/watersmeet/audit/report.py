@@ -216,7 +216,8 @@ class _LakeFigures:
             (name, name) for name in (LATE, CORRECTIONS, DUPLICATES) if name not in self.hidden
         ]
         for name, table in (*in_bronze, *noted, ("quarantined", QUARANTINE)):
-            for p, count in self.summary(table, ["partition"], "count *"):
+            where: Where = [[("version", ">", 0)]] if table == CORRECTIONS else ()
+            for p, count in self.summary(table, ["partition"], "count *", where=where):
                 counts[p][name] += count
         for p, status, valid, count in self.summary(
             SILVER, ["partition", "status", "valid"], "count *"
