@@ -324,16 +324,18 @@ def _many_partitions(
 
 
 def _variants(sizes: Sizes, folder: Path) -> Iterator[Result]:
-    """Point 10; ids on the embedded engine alone."""
+    """Point 10: tenants, a predicate, and ids, the latter on the embedded engine alone."""
     kind = sizes.kinds[0]
     for tenants, point in points.TENANTS.items():
         shape = Shape(kind, tenants)
         with river(folder / "tenants", sizes.records, sizes.partitions, shape) as of_tenants:
             for engine in sizes.engines:
                 yield replace(_to_plain(of_tenants, engine, point, "tenants"), kind=kind)
-    if "embedded" in sizes.engines:
-        shape = Shape(kind, has_ids=True)
-        with river(folder / "ids", sizes.records, sizes.partitions, shape) as of_ids:
+    shape = Shape(kind, has_ids=True)
+    with river(folder / "ids", sizes.records, sizes.partitions, shape) as of_ids:
+        for engine in sizes.engines:
+            yield replace(_to_plain(of_ids, engine, points.VALID, "valid"), kind=kind)
+        if "embedded" in sizes.engines:
             yield replace(_to_plain(of_ids, "embedded", points.IDS, "ids"), kind=kind)
 
 

@@ -45,7 +45,7 @@ publish: {publish}
 spark: {spark}
 """
 
-Variant = Literal["plain", "tenants", "ids", "corrections"]
+Variant = Literal["plain", "tenants", "ids", "corrections", "valid"]
 Kind = Literal["overlapping", "ordered"]
 
 SESSIONS_PER_S = 81
@@ -72,7 +72,8 @@ def write_configuration(
     """The folder's `watersmeet.yml`, for a lake beside it; `spark`: settings of the session that it
     starts.
 
-    A variant uses the tenants or the ids of the records, or corrects late ones; the clock of each
+    A variant uses the tenants or the ids of the records, corrects late ones, or judges merge
+    records by an expression; the clock of each
     tenant may be an hour behind.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,6 +84,8 @@ def write_configuration(
     publish: dict[str, object] = {"topic": sink}
     if variant == "corrections":
         publish["corrections"] = {"topic": f"{sink}-corrections", "within": f"{WITHIN_MS}ms"}
+    if variant == "valid":
+        publish["valid"] = "len(orders) > 0"
     values = {
         "bootstrap_servers": bootstrap_servers,
         "publish": json.dumps(publish),

@@ -86,6 +86,7 @@ TENANTS = {
 }
 """By how many tenants have records in each partition."""
 IDS = Point(10, "seconds, with ids of records to without", "x", "lower")
+VALID = Point(10, "seconds, with a predicate to without", "x", "lower")
 CORRECTED_BATCH = Point(
     11, "batch of 1,000 records, 1,000 late ones more to none", "s more", "lower", (), (1.0,)
 )

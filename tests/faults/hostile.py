@@ -26,6 +26,7 @@ from typing import Any, Final
 import orjson
 
 import tests.conftest  # noqa: F401  # quick starts
+from tests.faults import hostile_expressions
 from tests.faults.command import brokered, say
 from tests.support.cases import SOURCES, expected_late, expected_messages, keyed
 from tests.support.commands import here
@@ -77,6 +78,9 @@ CONNECTIONS = 200
 LATE_OF_A_KEY = 300
 MAX_VERSIONS = 100
 """Of a merge record."""
+
+OF_EXPRESSIONS = 0.25
+"""The share of the time in which expressions are evaluated."""
 
 Attack = Callable[["Siege"], None]
 
@@ -418,13 +422,18 @@ def main() -> int:
         brokered() as (kafka, folder),
         siege(kafka, folder / "siege", "hostile", options.engine, options.seed) as one,
     ):
-        one.run(options.minutes * 60)
+        seconds = options.minutes * 60
+        one.run(seconds * (1 - OF_EXPRESSIONS))
         problems = one.judge()
+        evaluated, more = hostile_expressions.attack(
+            options.engine, options.seed, seconds * OF_EXPRESSIONS
+        )
+        problems += more
         reasons = Counter(record.reason or "good" for record in one.sent.values())
         sys.stdout.write(
             f"seed {options.seed}, {options.engine}: {len(one.sent)} records ({dict(reasons)}), "
             f"{one.stops} stops, "
-            f"the longest {one.longest_stop_s:.1f} s; {one.peaks}; "
+            f"the longest {one.longest_stop_s:.1f} s; {one.peaks}; {evaluated}; "
             f"{len(problems)} problems\n"
         )
         for problem in problems:

@@ -68,7 +68,9 @@ class Expressions:
         if self.valid is None and self.value is None:
             return rows
         is_finished = pc.fill_null(pc.equal(rows["status"], "timed_out"), False)
-        finished = rows.select([*self.columns, "invalid_reason"]).filter(is_finished)
+        finished = rows.select([*self.columns, "invalid_reason"])
+        if not pc.all(is_finished).as_py():  # else a copy of all records
+            finished = finished.filter(is_finished)
         reasons = self.refusals(finished)
         reasons = pc.coalesce(reasons, finished["invalid_reason"])
         if self.value is not None:

@@ -138,6 +138,13 @@ class LagObserved:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """How many merge records a batch has found not to be valid, by reason."""
+
+    refused: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Failed:
     """A failure for a reason of this kind (`errors.kind_of`), after which the same is tried again,
     or the run ends.
@@ -162,6 +169,7 @@ Event: TypeAlias = (
     | Committed
     | BronzeProgress
     | RecordsProcessed
+    | Judged
     | MergeProgress
     | Published
     | Sampled

@@ -23,6 +23,7 @@ from watersmeet.monitoring.events import (
     Committed,
     Event,
     Failed,
+    Judged,
     LagObserved,
     MergeProgress,
     Observer,
@@ -159,6 +160,12 @@ METRICS: Final = (
         "What became of the records of a topic.",
     ),
     Metric(
+        "not_valid_total",
+        "counter",
+        ("reason",),
+        "Merge records that have timed out and are not valid, by reason.",
+    ),
+    Metric(
         "commits_total",
         "counter",
         ("table",),
@@ -204,6 +211,8 @@ class Metrics:
         for error in kinds():  # an increase is only seen in a counter that was there before
             self._metric("retries_total", error)
             self._metric("errors_total", error)
+        for reason in ("predicate", "expression", "too_large"):
+            self._metric("not_valid_total", reason)
         for source in settings.sources:  # a value without a schema drops no field
             self._metric("dropped_fields_ratio", source)
         self._lock = threading.Lock()
@@ -216,6 +225,7 @@ class Metrics:
             Committed: self._commit,
             BronzeProgress: self._bronze_progress,
             RecordsProcessed: self._records,
+            Judged: self._judged,
             MergeProgress: self._merge_progress,
             Published: self._publication,
             Sampled: self._sample,
@@ -258,6 +268,10 @@ class Metrics:
         for topic, counts in event.topics.items():
             for (outcome, reason), records in counts.items():
                 self._metric("records_total", event.layer, topic, outcome, reason).inc(records)
+
+    def _judged(self, event: Judged) -> None:
+        for reason, records in event.refused.items():
+            self._metric("not_valid_total", reason).inc(records)
 
     def _merge_progress(self, event: MergeProgress) -> None:
         for partition, time_ms in event.clocks.items():

@@ -14,7 +14,7 @@ from watersmeet.core.plan import BatchPlan, TopicPartition
 from watersmeet.lake import tables
 from watersmeet.lake.inputs import of_topic, topic_partition
 from watersmeet.lake.table_reader import TableReader, Where, in_portions
-from watersmeet.monitoring.events import Counts, RecordsProcessed
+from watersmeet.monitoring.events import Counts, Judged, RecordsProcessed
 from watersmeet.running.batch_rows import BatchRows
 from watersmeet.running.owner import Owner
 from watersmeet.running.planning import Planner
@@ -28,7 +28,21 @@ def notify_merge(owner: Owner, rows: BatchRows, plan: BatchPlan | None, planner:
         reader = owner.engine.reader
         counts = outcomes(reader, rows.settings, plan, was_recovered=was_recovered)
         owner.notify(RecordsProcessed("silver", counts))
+        owner.notify(Judged(refused(reader, plan.batch)))
     owner.notify(planner.progress())
+
+
+def refused(reader: TableReader, batch: int) -> dict[str, int]:
+    """Return how many merge records a batch has found not to be valid, by reason."""
+    where: Where = [
+        [
+            ("batch", "=", batch),
+            ("status", "=", "timed_out"),
+            ("invalid_reason", "is not null", None),
+        ]
+    ]
+    rows = reader.summary(tables.SILVER, ["invalid_reason"], {"rows": ("count", "*")}, where)
+    return dict(zip(*(rows[name].to_pylist() for name in ("invalid_reason", "rows")), strict=True))
 
 
 def outcomes(
