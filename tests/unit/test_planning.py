@@ -6,6 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 
 from tests.support.configurations import settings_for
 from tests.support.inputs import input_of, tp_of
+from watersmeet.core.corrections import Settled
+from watersmeet.core.merge import LATE_SCHEMA
 from watersmeet.core.plan import BatchPlan, Cursor, Rules, TopicPartition
 from watersmeet.core.sequence import MessageTime, SequenceTail
 from watersmeet.core.step import State
@@ -22,7 +25,7 @@ from watersmeet.lake.chunks import chunks_of
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.recovered import read_out
 from watersmeet.lake.table_reader import Aggregates, TableReader, Where
-from watersmeet.running import publication_plan
+from watersmeet.running import correcting, publication_plan
 from watersmeet.running.planning import Planner
 from watersmeet.running.publication_plan import (
     Ends,
@@ -446,3 +449,26 @@ def test_records_that_are_read_again_come_in_pieces_that_fit_into_memory() -> No
         sum(sizes[n] for n in mine) <= chunks.CHUNK_BYTES or len(mine) == 1 for mine in taken
     )
     assert len(found) < 8
+
+
+@pytest.mark.promise("C24")
+def test_late_records_that_pack_well_come_in_pieces_that_fit_into_memory() -> None:
+    sizes = [*[10] * 20, correcting.CHUNK_BYTES, *[correcting.CHUNK_BYTES // 3] * 7, 5]
+    bronze = [read(n % 2, n, 1, size) for n, size in enumerate(sizes)]
+    asked = Asked({"bronze_tracking": bronze[:-1]})
+    asked.row_bytes = lambda _: 1  # type: ignore[attr-defined]
+    engine: Any = SimpleNamespace(reader=asked)
+    nothing: Any = None
+    places = [
+        {"source": "tracking", "topic": "tracking", "partition": n % 2, "offset": n}
+        for n in range(len(sizes))
+    ]
+    late = Settled(pa.Table.from_pylist(places, LATE_SCHEMA), np.arange(len(sizes)))
+    shares = [*correcting.Correcting(engine, nothing, nothing, nothing)._shares(late)]
+    offsets = [share.rows["offset"].to_pylist() for share in shares]
+    assert [*chain(*offsets)] == [*range(len(sizes))]
+    assert all(
+        sum(sizes[n] for n in mine) <= correcting.CHUNK_BYTES or len(mine) == 1 for mine in offsets
+    )
+    assert len(offsets) < 8
+    assert [share.settled_at.tolist() for share in shares] == offsets

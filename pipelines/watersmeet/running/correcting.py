@@ -6,7 +6,7 @@ correction, or is a late duplicate; both tables say which late records are behin
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +40,7 @@ from watersmeet.core.corrections import (
     settled,
     with_validity,
 )
+from watersmeet.core.inputs import InputId
 from watersmeet.core.merge import LATE_SCHEMA, Batch
 from watersmeet.core.message import as_read, exceeds
 from watersmeet.core.plan import BatchPlan
@@ -49,6 +50,7 @@ from watersmeet.core.types import TENANT
 from watersmeet.engine import Engine, Rows
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
+from watersmeet.lake.chunks import sizes_at
 from watersmeet.lake.epochs import Epochs, read_epochs
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.table_reader import MAX_TERMS, ROW_BYTES, Condition, Where, sizes_of
@@ -222,11 +224,8 @@ class Correcting:
         table does not have them yet.
         """
         late = _by_key(late)
-        row_bytes = self.engine.reader.row_bytes(tables.LATE)
-        share_rows = min(MAX_KEYS, max(1, CHUNK_BYTES // max(1, row_bytes)))
         before = self.engine.lake.schema(tables.CORRECTIONS).empty_table()
-        for begin in range(0, late.rows.num_rows, share_rows):
-            share = self._with_values(late.slice(begin, begin + share_rows))
+        for share in map(self._with_values, self._shares(late)):
             near = self._near(share.rows, batch.plan.batch)
             for some in _chunks(share, near, before, self._rules(share.rows)):
                 before = before.filter(_is_of_key(before, some.rows, 0))
@@ -245,6 +244,35 @@ class Correcting:
                 both = pa.concat_tables([before, corrections])
                 both = both.filter(_is_of_key(both, some.rows, -1))
                 before = both.take(newest(both))
+
+    def _shares(self, late: Settled) -> Iterator[Settled]:
+        """Yield late records in pieces that fit into memory with their values.
+
+        Bronze says how large they are: in the files of `late` they are packed. Of those that bronze
+        no longer has, that is all that is known.
+        """
+        reader = self.engine.reader
+        by_input = defaultdict[InputId, list[tuple[int, int]]](list)
+        for source, topic, partition, offset in _places(late.rows):
+            by_input[InputId(source, topic)].append((partition, offset))
+        sizes = {
+            (*input_id, *place): size
+            for input_id, places in by_input.items()
+            for place, size in sizes_at(
+                reader, input_id, tables.bronze(input_id.source), places
+            ).items()
+        }
+        packed = reader.row_bytes(tables.LATE)
+        begin = 0
+        room = CHUNK_BYTES
+        for number, place in enumerate(_places(late.rows)):
+            size = sizes.get(place, packed) + ROW_BYTES
+            if begin < number and (size > room or number - begin == MAX_KEYS):
+                yield late.slice(begin, number)
+                begin = number
+                room = CHUNK_BYTES
+            room -= size
+        yield late.slice(begin, late.rows.num_rows)
 
     def _with_values(self, late: Settled) -> Settled:
         """Return late records with all columns of `late`."""
