@@ -546,6 +546,22 @@ def test_a_python_without_duckdb_says_so(
         evaluate("true", pa.table({"merge_key": ["a"]}), PREDICATE)
 
 
+def test_an_expression_starts_no_jvm(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tests.support.configurations import settings_for\n"
+        "from watersmeet.dry_run import try_records\n"
+        "own = {'publish__valid': 'len(orders) > 0', 'publish__value': 'merge_key'}\n"
+        "settings = settings_for(Path(sys.argv[1]), **own)\n"
+        "sent = [{'source': 'orders', 'value': {'k': 'a', 'ts': 1}}]\n"
+        "[record] = try_records(settings, sent)['records']\n"
+        "assert record['valid'] is True, record\n"
+        "assert not {'pyspark', 'py4j'} & {*sys.modules}\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+
+
 def test_no_duckdb_is_imported_by_who_evaluates() -> None:
     program = (
         "import sys, pyarrow as pa\n"
