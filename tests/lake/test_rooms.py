@@ -117,8 +117,7 @@ def test_silver_skips_files_by_all_that_it_is_asked_for_but_no_log_tells_a_key(
 ) -> None:
     layout = Lake(settings_for(tmp_path)).layout
     assert layout["silver"].properties["delta.dataSkippingStatsColumns"] == (
-        "partition,event_time,last_event_time,batch,generation,due,closed_at,tenant,position,"
-        "record_bytes"
+        "partition,event_time,last_event_time,batch,generation,due,closed_at,position,record_bytes"
     )
     for table in filter(lambda table: tables.has_records(table.name), layout.values()):
         assert "key" not in table.properties["delta.dataSkippingStatsColumns"]

@@ -77,7 +77,8 @@ def _statistics(written: pq.FileMetaData, counted: Sequence[str]) -> dict[str, A
     groups = [written.row_group(i) for i in range(written.num_row_groups)]
     columns = {written.schema.column(i).path: i for i in range(written.num_columns)}
     for name in counted:
-        statistics = [group.column(columns[name]).statistics for group in groups]
+        chunks = [group.column(columns[name]).statistics for group in groups]
+        statistics = [chunk for chunk in chunks if chunk is not None]  # a group without rows
         nulls[name] = sum(column.null_count for column in statistics)
         if with_values := [column for column in statistics if column.has_min_max]:
             # Not `min` and `max` of a time, which are times of Python.
