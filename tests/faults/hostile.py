@@ -33,7 +33,6 @@ from tests.support.commands import here
 from tests.support.hostile_records import (
     HEAVY,
     HOSTILE_SCHEMAS,
-    MAX_RECORD_BYTES,
     READER,
     WRITERS,
     Hostile,
@@ -56,11 +55,16 @@ from tests.support.rivers import (
 )
 from tests.support.timing import load
 from tests.support.topics import CheckedProducer, dead_letters, published
+from watersmeet.core import reading
 from watersmeet.dev.processes import free_port
 from watersmeet.lake import tables
 from watersmeet.operations.redrive import Redrive
 
 LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
+
+MAX_RECORD_BYTES = {"embedded": reading.MAX_RECORD_BYTES, "spark": 4 * 2**20}
+"""By engine, what a record may have (`kafka.max_record_bytes`): the default; with Spark, whose JVM
+has copies of it, too, less."""
 
 MEMORY_BYTES = {PYTHON: 2048 * 2**20, JVM: 3072 * 2**20}
 """What all processes of a run may have together, and so each of them: Python's on both engines;
@@ -395,7 +399,10 @@ def siege(kafka: str, folder: Path, name: str, engine: str, seed: int) -> Iterat
             changes |= {"sources__orders__registry": {"url": url, "unknown_after": "1s"}}
             corrections = {"topic": f"{name}-corrections", "within": "1d"}
             changes["publish__corrections"] = corrections | {"max_versions": MAX_VERSIONS}
-            changes |= {"kafka__max_record_bytes": MAX_RECORD_BYTES, "metrics": {"port": port}}
+            changes |= {
+                "kafka__max_record_bytes": MAX_RECORD_BYTES[engine],
+                "metrics": {"port": port},
+            }
             river = River.make(
                 kafka, folder / "river", name, lake=LAKES[engine], seed=seed, **changes
             )

@@ -155,14 +155,34 @@ def test_batches_of_large_records_hold_fewer(
     assert max(batch.nbytes for batch in batches) <= BATCH_BYTES + 1_000_000
 
 
+def test_of_large_records_that_pack_well_a_few_are_in_memory_at_a_time(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
+    """Of a hundred records of 7 MiB, which Kafka has packed into some hundred bytes each."""
+    create_topics(kafka, topic, partitions=1)
+    produce(kafka, topic, [(0, bytes(7 * 2**20)) for _ in range(100)], codec="zstd")
+    peak_mib = _peak_mib_of_reading(settings, topic, 100)
+    assert peak_mib < 500, f"{peak_mib:.0f} MiB"
+
+
 READS_ALL = """
 import sys
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.settings import KafkaSettings
 kafka = KafkaSettings.model_validate_json(sys.argv[1])
-batches = read_range(kafka, Range(sys.argv[2], 0, 0, 16_000))
-assert sum(batch.num_rows for batch in batches) == 16_000
+count = int(sys.argv[3])
+batches = read_range(kafka, Range(sys.argv[2], 0, 0, count))
+assert sum(batch.num_rows for batch in batches) == count
 """
+
+
+def _peak_mib_of_reading(settings: KafkaSettings, topic: str, count: int) -> float:
+    """The most memory that a process takes which reads so many records of a partition."""
+    command = [sys.executable, "-c", READS_ALL, settings.model_dump_json(), topic, str(count)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    peak_mib = peak_mib_of(process)
+    assert process.returncode == 0
+    return peak_mib
 
 
 @pytest.mark.long
@@ -179,10 +199,7 @@ def test_records_that_pack_well_are_not_all_fetched_ahead(
             for n in range(begin, begin + 200)
         ]
         produce(kafka, topic, [(0, value) for value in values], codec="zstd")
-    command = [sys.executable, "-c", READS_ALL, settings.model_dump_json(), topic]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
-    peak_mib = peak_mib_of(process)
-    assert process.returncode == 0
+    peak_mib = _peak_mib_of_reading(settings, topic, 16_000)
     assert peak_mib < 700, f"{peak_mib:.0f} MiB"
 
 

@@ -26,7 +26,6 @@ from watersmeet.core.reading import KAFKA, ReadingRules, Reason, read_records
 from watersmeet.core.times import LAST_EVENT_TIME_MS
 
 MIB: Final = 2**20
-MAX_RECORD_BYTES: Final = 4 * MIB
 
 READER: Final[dict[str, Any]] = {
     "type": "record",
@@ -204,6 +203,7 @@ class Producers:
         """`rules`: by source, how the run reads it; `topic`: that of `tracking`, as a record that
         lies of itself names it."""
         self._rng, self._ids, self._topic = rng, ids, topic
+        [self._most_bytes] = {of.max_record_bytes for of in rules.values()}
         texts = {schema_id: json.dumps(of) for schema_id, of in ids.items()} | _HOSTILE_TEXTS
         self._rules = {source: _with_writers(of, _Texts(texts)) for source, of in rules.items()}
 
@@ -260,13 +260,13 @@ class Producers:
 
     @heavy_record(*SOURCES)
     def _too_large(self, _: str, __: int) -> Hostile:
-        return refused(Reason.TOO_LARGE, bytes(MAX_RECORD_BYTES + 1), codec="gzip")
+        return refused(Reason.TOO_LARGE, bytes(self._most_bytes + 1), codec="gzip")
 
     @heavy_record("orders")
     def _zeros(self, _: str, begin: int) -> Hostile:
         """Megabytes of zeros, each of which is a record with a field."""
         return refused(
-            Reason.UNDECODABLE, self._of_zeros(begin, MAX_RECORD_BYTES - 100), codec="gzip"
+            Reason.UNDECODABLE, self._of_zeros(begin, self._most_bytes - 100), codec="gzip"
         )
 
     @heavy_record("orders")
@@ -286,7 +286,7 @@ class Producers:
         head, item, end = self._rng.choice(
             [(b"[", b"{},", b"0]"), (b"[", b"0,", b"0]"), (b"{", b'"":[],', b'"a":0}')]
         )
-        of_items = head + item * (MAX_RECORD_BYTES // len(item) - 20) + end
+        of_items = head + item * (self._most_bytes // len(item) - 20) + end
         value = b'{"ts":%d,"k":"a","x":%s}' % (begin, of_items)
         return refused(Reason.UNDECODABLE, value, codec="zstd")
 
@@ -299,7 +299,7 @@ class Producers:
 
     @heavy_record("tracking")
     def _endless_json(self, _: str, __: int) -> Hostile:
-        return refused(Reason.UNDECODABLE, b"{" * (MAX_RECORD_BYTES - 1), codec="zstd")
+        return refused(Reason.UNDECODABLE, b"{" * (self._most_bytes - 1), codec="zstd")
 
     @heavy_record("orders")
     def _many_items(self, _: str, begin: int) -> Hostile:
@@ -308,7 +308,7 @@ class Producers:
             max(self._ids),
             encoded(WRITERS[1], {"dropped": [], **orjson.loads(_order(ts=begin, k="a"))}),
         )
-        more = MAX_RECORD_BYTES - len(none) - 10
+        more = self._most_bytes - len(none) - 10
         items = encoded("long", more) + bytes(more)
         return refused(Reason.UNDECODABLE, none[:-1] + items + b"\x00", codec="zstd")
 

@@ -34,7 +34,7 @@ _READER_DEFAULTS = {
     LARGEST_UNPACKED: 2**31 - 1,
     "queued.min.messages": 200_000,  # messages that are fetched ahead
     # Of packed records, which may have any number of bytes once they are in memory.
-    "fetch.message.max.bytes": 64 * 1024,
+    "fetch.message.max.bytes": 8 * 1024,
     "fetch.queue.backoff.ms": 10,  # librdkafka's default waits a second once the queue is full
     "fetch.wait.max.ms": 20,  # how long a broker waits before it answers that a partition has ended
     "statistics.interval.ms": 1_000,  # see `ListeningConsumer.next_offset`

@@ -49,7 +49,7 @@ BATCH_BYTES: Final = 16 * 1024 * 1024
 from the client at a time.
 """
 
-_FIRST_COUNT: Final = 100
+_FIRST_COUNT: Final = 1
 """Number of messages that are taken first, while nobody knows how large they are."""
 
 
@@ -95,11 +95,12 @@ def read_range(
     for chunk, chunk_sizes in _messages(kafka, offset_range, max_records, timeout_s):
         chunk_headers = [headers_of(message) for message in chunk]
         messages += chunk
+        chunk.clear()  # else they would be in memory until the next ones are there
         headers += chunk_headers
         sizes += map(_with_headers, chunk_sizes, chunk_headers)
         while count := _filling(sizes, max_records):
-            yield _batch(offset_range, messages[:count], headers[:count])
-            del messages[:count], headers[:count], sizes[:count]
+            del sizes[:count]
+            yield _batch(offset_range, _taken(messages, count), _taken(headers, count))
     if messages:
         yield _batch(offset_range, messages, headers)
 
@@ -112,6 +113,13 @@ def _size(message: Message) -> int:
 def _with_headers(size: int, headers: _Headers) -> int:
     """Return how many bytes a record has whose key and value have `size`."""
     return size + sum(len(name) + len(value or b"") for name, value in headers) if headers else size
+
+
+def _taken(items: list[Any], count: int) -> list[Any]:
+    """Take so many of the first items out of a list, and return them."""
+    taken = items[:count]
+    del items[:count]
+    return taken
 
 
 def _filling(sizes: Sequence[int], max_records: int) -> int:
@@ -141,7 +149,10 @@ def _messages(
         consumer.assign([TopicPartition(offset_range.topic, offset_range.partition, position)])
         while position < offset_range.until_offset and not is_ended:
             events = consumer.consume(min(count, offset_range.until_offset - position), _POLL_S)
-            messages = [message for message in events if message.error() is None]
+            messages = [event for event in events if event.error() is None]
+            others = [event for event in events if event.error() is not None]
+            del events
+            has_messages = bool(messages)
             if messages:
                 since = time.monotonic()
                 position = (messages[-1].offset() or 0) + 1
@@ -156,13 +167,13 @@ def _messages(
                         if (message.offset() or 0) < offset_range.until_offset
                     ]
                 yield messages, sizes[: len(messages)]
-            if len(messages) < len(events) and position < offset_range.until_offset:
+            if position < offset_range.until_offset:
                 is_ended = any(
                     _is_end(kafka, error, event, offset_range, position)
-                    for event in events
+                    for event in others
                     if (error := event.error())
                 )
-            if not messages and not is_ended:
+            if not has_messages and not is_ended:
                 # Of a long aborted transaction no message comes, only the client gets on.
                 before = client_offset
                 client_offset = consumer.next_offset(offset_range.topic, offset_range.partition)

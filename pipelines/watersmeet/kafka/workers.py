@@ -60,7 +60,7 @@ def read_decoded(
     room = None if max_bytes is None else max_bytes // max(1, len(parts))
     tables = [schema.empty_table()]
     ends = {whole.partition: whole.from_offset for whole in ranges}
-    futures: list[Future[tuple[bytes, int]]] = []
+    futures: list[Future[tuple[pa.Buffer, int]]] = []
     is_few = sum(part.size for part in parts) <= FEW_OFFSETS
     workers: Executor = _THREADS if is_few else _processes()
     try:
@@ -84,7 +84,7 @@ def read_decoded(
 
 def _read(
     kafka: KafkaSettings, offset_range: Range, decode: Decode, schema: pa.Schema, room: int | None
-) -> tuple[bytes, int]:
+) -> tuple[pa.Buffer, int]:
     """Return the records of a range, packed, and where reading ended: after the batch that has
     filled the room.
     """
@@ -96,7 +96,8 @@ def _read(
             if room is not None and packed.tell() >= room:
                 end = batch["offset"][-1].as_py() + 1
                 break
-    return packed.getvalue().to_pybytes(), end
+            del batch  # not in memory while the next one comes
+    return packed.getvalue(), end
 
 
 _THREADS: Final = ThreadPoolExecutor(os.cpu_count() or 1)
