@@ -189,6 +189,6 @@ def test_an_idle_decision_whose_answer_did_not_come_is_known_when_it_is_tried_ag
     assert plan is not None
     assert plan.clocks == {0: 500}, "the batch after it is the one that the table tells of"
     list(silver.drain())
-    assert len(read_decisions(engine.reader, Generation(0, 0, {}, {}))) == 1, (
+    assert len([*read_decisions(engine.reader, Generation(0, 0, {}, {}))]) == 1, (
         "nor is it decided twice"
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.lake.conftest import SPARK_CATALOG, Store, settings_for
@@ -16,7 +19,7 @@ from watersmeet.core.idle import IdleDecision
 from watersmeet.core.types import columns_ddl
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import decision_rows, read_decisions
+from watersmeet.lake.decisions import Decided, decision_rows, last_decisions, read_decisions
 from watersmeet.lake.epochs import Epoch, Epochs, changes
 from watersmeet.lake.files import Files
 from watersmeet.lake.generations import Generation
@@ -388,6 +391,43 @@ def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
 # -- decisions
 
 
+def test_decisions_without_end_are_read_a_piece_at_a_time(
+    either_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the pieces, they come in the same order, each with the times of all its tenants."""
+    either_store.create("idle_heartbeats")
+    settings, rng = either_store.settings, random.Random(7)
+    rows, expected = [], list[Decided]()
+    for p in range(3):
+        for source in ("tracking", "orders"):
+            after, time = -1, 100
+            for _ in range(25):
+                after, time = after + rng.choice([0, 0, 0, 5]), time + rng.choice([1, 70])
+                tenants = tuple((f"t{n}", time - n) for n in range(rng.choice([0, 1, 3])))
+                decided = tp_of(source, p), IdleDecision(after, time, tenants)
+                rows.append(decision_rows(settings, [decided], 10_000 + time, 4))
+                expected.append(decided)
+    either_store.append("idle_heartbeats", pa.concat_tables(rows))
+    reader, generation = either_store.reader, Generation(4, 0, {}, {})
+    select, sizes = reader.select, list[int]()
+
+    def sized(*args: Any, **options: Any) -> pa.Table:
+        found = select(*args, **options)
+        sizes.append(found.num_rows)
+        return found
+
+    monkeypatch.setattr(reader, "select", sized)
+    for limit in (20, 10_000):
+        monkeypatch.setattr("watersmeet.lake.decisions.PIECE_ROWS", limit)
+        found = [*read_decisions(reader, generation)]
+        assert sorted(found, key=itemgetter(0)) == sorted(expected, key=itemgetter(0))
+        assert max(sizes) <= limit
+        assert sum(sizes) == sum(map(len, rows))
+        sizes.clear()
+    lasts = {tp: (each.after_offset, each.event_time) for tp, each in expected}
+    assert {tp: each[:2] for tp, each in last_decisions(reader, generation).items()} == lasts
+
+
 def test_decisions_come_back_in_their_order(either_store: Store) -> None:
     either_store.create("idle_heartbeats")
     tracking, orders = tp_of("tracking", 3), tp_of("orders", 0)
@@ -399,8 +439,8 @@ def test_decisions_come_back_in_their_order(either_store: Store) -> None:
         "idle_heartbeats",
         decision_rows(either_store.settings, [(orders, IdleDecision(7, 55))], 2000, 1),
     )
-    assert read_decisions(either_store.reader, Generation(0, 0, {}, {})) == [first, second]
-    assert read_decisions(either_store.reader, Generation(1, 7, {}, {})) == [
+    assert [*read_decisions(either_store.reader, Generation(0, 0, {}, {}))] == [first, second]
+    assert [*read_decisions(either_store.reader, Generation(1, 7, {}, {}))] == [
         (orders, IdleDecision(7, 55))
     ]
     topics = (

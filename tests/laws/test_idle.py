@@ -72,8 +72,9 @@ def test_of_a_source_that_stays_silent_a_run_keeps_the_last_decision_alone(
         list(silver.drain())
     assert [each.event_time for each in decisions_of(lake.reader)["tracking", 0]][-1] == 5000
     assert len(decisions_of(lake.reader)["tracking", 0]) > 3
-    assert len(silver.recover().idle[kept]) == 1
-    assert silver.recover().progress().sources[kept].state == "idle"
+    for planner in (silver.recover(), lake.start().recover()):
+        assert len(planner.idle[kept]) == 1
+        assert planner.progress().sources[kept].state == "idle"
 
 
 @pytest.mark.promise("C1")

@@ -102,8 +102,10 @@ def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_
         else:
             begin_first(Owner(engine), lost, 1)
             assert (
-                read_decisions(
-                    DeltaRsReader(Lake(lost)), read_generations(engine.reader, lost).newest
+                list(
+                    read_decisions(
+                        DeltaRsReader(Lake(lost)), read_generations(engine.reader, lost).newest
+                    )
                 )
                 == decided
             )

@@ -180,3 +180,42 @@ def test_a_decision_about_a_silent_source_tells_each_tenant_its_own_time(
         == [row[4:] for row in models.late()]
         == [("a", 4850, 5100)]
     )
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_decision_is_written_for_tenants_whose_time_it_raises_alone(new_lake: MakeLake) -> None:
+    """A source that is silent for long would have each of its tenants again in every decision."""
+    beats = [keyed("a", 5000, g="x"), keyed("a", 5000, g="y"), heartbeat(6000, g="x")]
+    beats += [heartbeat(7000, g="y"), heartbeat(8000, g="y")]
+    case = Case(
+        {"tracking": [*beats], "orders": [keyed("a", 4900, g="x")]},
+        100,
+        ["orders", *["tracking"] * len(beats)],
+    )
+    rules = (100, None, 10_000)
+    lake, clock = new_lake({0: case}, merge={**merge_of(rules), "idle_after": "10s"}), Clock()
+    silver = lake.start(Quiet(lake.settings, 10_000, now_s=clock))
+    for share in (4, 5, 6):
+        lake.arrive(share / 6)
+        for _ in range(2):
+            list(silver.drain())
+            clock.now += 10
+    list(silver.drain())
+    assert decisions_of(lake.reader)["orders", 0] == [
+        IdleDecision(0, 6000, (("x", 6000), ("y", 5000))),
+        IdleDecision(0, 7000, (("y", 7000),)),
+        IdleDecision(0, 8000, (("y", 8000),)),
+    ]
+    there, again = silver.recover().state, lake.start().recover().state
+    heads = (sorted(each.heads.to_pylist(), key=repr) for each in (there, again))
+    assert next(heads) == next(heads), "a start finds what the run has in memory"
+    assert again.clocks == there.clocks == {0: 8000}
+    model = TenantModels({0: case}, rules)
+    model.arrive(1.0)
+    for decision in decisions_of(lake.reader)["orders", 0]:
+        told = dict(decision.tenant_times)
+        model.models[0].arrive(
+            record_of("orders", 0, decision.event_time, tenant=None, tenant_times=told)
+        )
+    model.models[0].advance()
+    assert silver_of(lake.reader) == model.silver()

@@ -125,7 +125,7 @@ def loss(seed: int) -> Lost:
             record = replace(record, key=None, tenant=rng.choice([None, tenant]))
         (known if step < until else later).append(record)
         idle = (
-            [(s, idle_decision(known, s, lag)) for s in SOURCES]
+            [(s, idle_decision(known, s, lag, tells_all=seed % 2 == 0)) for s in SOURCES]
             if step < until and rng.random() < idling
             else []
         )

@@ -126,9 +126,11 @@ def heads_by_tenant(records: Iterable[Record], lag: int) -> dict[str, dict[str |
     return found
 
 
-def idle_decision(records: list[Record], source: str, lag: int) -> Record | None:
+def idle_decision(
+    records: list[Record], source: str, lag: int, *, tells_all: bool = False
+) -> Record | None:
     """What the idle policy says of a source that has the smallest head, or none, while another has
-    one."""
+    one. `tells_all`: also to tenants whose time there does not rise, as older lakes have it."""
     heads: dict[str, int] = {}
     for record in records:
         heads[record.input.source] = max(heads.get(record.input.source, 0), record.event_time)
@@ -138,6 +140,9 @@ def idle_decision(records: list[Record], source: str, lag: int) -> Record | None
     at = heads_by_tenant(records, lag)
     known = {tenant for s in others for tenant in at[s] if tenant is not None}
     tenant_times = {tenant: min(at[s].get(tenant, at[s][None]) for s in others) for tenant in known}
+    if not tells_all:
+        own = at.get(source, {})
+        tenant_times = {g: time for g, time in tenant_times.items() if time > own.get(g, MIN_TIME)}
     return record_of(source, -1, min(others.values()), tenant=None, tenant_times=tenant_times)
 
 

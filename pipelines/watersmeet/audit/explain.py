@@ -658,7 +658,7 @@ class _KeyHistory:
         """Decisions of the idle policy, by generation."""
         is_there = self.reader.exists(tables.IDLE_HEARTBEATS)
         return {
-            generation.number: read_decisions(self.reader, generation) if is_there else []
+            generation.number: [*read_decisions(self.reader, generation)] if is_there else []
             for generation in self._generations
         }
 

@@ -28,7 +28,7 @@ from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.kafka.transactions import open_transactions
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import read_decisions
+from watersmeet.lake.decisions import last_decisions
 from watersmeet.lake.epochs import Epochs, read_epochs
 from watersmeet.lake.generations import Generation, Generations, read_generations
 from watersmeet.lake.inputs import of_topic
@@ -511,7 +511,7 @@ def _slowest(reader: TableReader, settings: Settings) -> dict[int, SlowestTenant
 
 def _decisions(reader: TableReader, generation: Generation) -> dict[TopicPartition, IdleDecision]:
     """Return the last decision of the idle policy for each topic-partition."""
-    return dict(read_decisions(reader, generation)) if reader.exists(tables.IDLE_HEARTBEATS) else {}
+    return last_decisions(reader, generation) if reader.exists(tables.IDLE_HEARTBEATS) else {}
 
 
 def _beyond(

@@ -112,6 +112,11 @@ class Cursor:
     position: int | None = None
     """Position (ms) of the last record before the next offset."""
 
+    def has_consumed(self, decision: IdleDecision) -> bool:
+        """Return True if a decision of the idle policy has moved the position already."""
+        is_before = decision.after_offset < self.next_offset
+        return is_before and self.position is not None and decision.event_time <= self.position
+
 
 NO_HORIZONS: Mapping[tuple[int, str], int] = {}
 

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import starmap
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -172,33 +172,50 @@ def min_offset(
     return min(reached, default=next_offset)
 
 
-def idle_header(
-    decisions: Decisions, min_offsets: Mapping[str, int], closings: CloseTimeRange | None = None
-) -> dict[str, tuple[IdleDecision, ...]]:
-    """Return by source its decisions from the offset before its min_offset on, in order.
+@dataclass
+class HeaderDecisions:
+    """The decisions about a topic-partition as a header has them, from those that it is given.
 
-    Only sources that have some are included. Of several decisions after one offset only the last
-    counts, since nothing stands between them. So the header does not grow while a source is silent.
+    Of several decisions after one offset only the last counts, since nothing stands between them.
+    So the header does not grow while a source is silent.
 
     With tenants (`closings`), the decisions after one offset are described as one up to the first
     that may have closed a message, and again from the first that can have closed none. These have
     the largest time of each tenant, where that is not too old to count.
     """
+
+    closings: CloseTimeRange | None = None
+    _by_step: dict[tuple[int, int], IdleDecision] = field(default_factory=dict)
+    _position: int = 0
+
+    def add(self, decision: IdleDecision) -> None:
+        """Add the next decision."""
+        closings = self.closings
+        step = decision.after_offset, 0 if closings is None else closings.step(self._position)
+        earlier = self._by_step.get(step, decision)
+        self._by_step[step] = _as_one(earlier, decision, 0 if closings is None else closings.lag_ms)
+        self._position = decision.event_time
+
+    def merged(self) -> tuple[IdleDecision, ...]:
+        """Return the decisions of the header, in order."""
+        return tuple(self._by_step.values())
+
+
+def idle_header(
+    decisions: Decisions, min_offsets: Mapping[str, int], closings: CloseTimeRange | None = None
+) -> dict[str, tuple[IdleDecision, ...]]:
+    """Return by source its decisions from the offset before its min_offset on, in order.
+
+    Only sources that have some are included. `closings`: see `HeaderDecisions`.
+    """
     header = {}
     for source, offset in min_offsets.items():
-        by_step: dict[tuple[int, int], IdleDecision] = {}
-        position = 0
-        for decision in sorted(
-            decision
-            for decision in decisions.get(source, ())
-            if decision.after_offset >= offset - 1
-        ):
-            step = decision.after_offset, 0 if closings is None else closings.step(position)
-            earlier = by_step.get(step, decision)
-            by_step[step] = _as_one(earlier, decision, 0 if closings is None else closings.lag_ms)
-            position = decision.event_time
-        if by_step:
-            header[source] = tuple(by_step.values())
+        own = HeaderDecisions(closings)
+        for decision in sorted(decisions.get(source, ())):
+            if decision.after_offset >= offset - 1:
+                own.add(decision)
+        if merged := own.merged():
+            header[source] = merged
     return header
 
 

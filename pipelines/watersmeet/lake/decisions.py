@@ -2,42 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
 
 from watersmeet.core.idle import IdleDecision
-from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
-from watersmeet.lake.table_reader import TableReader, Where
+from watersmeet.lake.inputs import topic_partition
+from watersmeet.lake.table_reader import Condition, TableReader, in_portions
 from watersmeet.settings import Settings
 
 Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
 
+PIECE_ROWS = 20_000
+"""Maximum number of rows that are read at a time, unless one time has more."""
 
-def read_decisions(reader: TableReader, generation: Generation) -> list[Decided]:
-    """Return every decision of a generation. Those of one topic-partition come in their order."""
-    columns = ["source", "topic", "partition", "after_offset", "event_time", "decided_at", "tenant"]
-    of_generation: Where = [[("generation", "=", generation.number)]]
+_INPUT = ("source", "topic", "partition")
+_ORDER = ("partition", "after_offset", "decided_at")
+"""The columns by which decisions are cut into pieces; rows of one decision have the same values."""
+
+
+def read_decisions(
+    reader: TableReader, generation: Generation, conditions: Sequence[Condition] = ()
+) -> Iterator[Decided]:
+    """Yield the decisions of a generation that meet the conditions.
+
+    Those of one topic-partition come in their order. They are read in pieces, since there is no end
+    to them: memory holds `PIECE_ROWS` at a time.
+    """
+    for where in _pieces(reader, [_of(generation), *conditions]):
+        yield from _decided(reader.select(tables.IDLE_HEARTBEATS, [*_ROW], [where]))
+
+
+def last_decisions(
+    reader: TableReader, generation: Generation
+) -> dict[TopicPartition, IdleDecision]:
+    """Return a generation's last decision about each topic-partition, without times of tenants."""
+    values = {"after": ("max", "after_offset"), "time": ("max", "event_time")}
+    where = [[_of(generation), _ITSELF]]
+    rows = reader.summary(tables.IDLE_HEARTBEATS, _INPUT, values, where).to_pylist()
+    return {topic_partition(row): IdleDecision(row["after"], row["time"]) for row in rows}
+
+
+def first_decided(
+    reader: TableReader, generation: Generation, times: Mapping[int, int]
+) -> dict[TopicPartition, IdleDecision]:
+    """Return the first decision of a generation with at least the time (ms) of its partition.
+
+    Times of tenants are left out, and topic-partitions without such a decision.
+    """
+    first: dict[TopicPartition, IdleDecision] = {}
+    for portion in in_portions(sorted(times.items())):
+        where = [
+            [_of(generation), _ITSELF, ("partition", "=", p), ("event_time", ">=", time)]
+            for p, time in portion
+        ]
+        values = {"after": ("min", "after_offset"), "time": ("min", "event_time")}
+        rows = reader.summary(tables.IDLE_HEARTBEATS, _INPUT, values, where).to_pylist()
+        first |= {topic_partition(row): IdleDecision(row["after"], row["time"]) for row in rows}
+    return first
+
+
+_ITSELF: Condition = ("tenant", "is null", None)
+_ROW = (*_INPUT, "after_offset", "event_time", "decided_at", "tenant")
+
+
+def _of(generation: Generation) -> Condition:
+    return ("generation", "=", generation.number)
+
+
+def _pieces(reader: TableReader, where: list[Condition]) -> Iterator[list[Condition]]:
+    """Yield conditions for parts of these rows, in their order, each with `PIECE_ROWS` at most.
+
+    A decision is in one of them, with all its rows.
+    """
+    values = {"rows": ("count", "*")}
+    for name in _ORDER:
+        values |= {f"first {name}": ("min", name), f"last {name}": ("max", name)}
+    [found] = reader.summary(tables.IDLE_HEARTBEATS, [], values, [where]).to_pylist()
+    if not found["rows"]:
+        return
+    bounds = {name: (found[f"first {name}"], found[f"last {name}"]) for name in _ORDER}
+    column = next((name for name, (first, last) in bounds.items() if first < last), None)
+    if column is None or found["rows"] <= PIECE_ROWS:
+        yield where
+        return
+    middle = sum(bounds[column]) // 2
+    yield from _pieces(reader, [*where, (column, "<=", middle)])
+    yield from _pieces(reader, [*where, (column, ">", middle)])
+
+
+def _decided(rows: pa.Table) -> Iterator[Decided]:
     tenant_times: dict[tuple[object, ...], list[tuple[str, int]]] = {}
     decided = []
-    for row in reader.select(tables.IDLE_HEARTBEATS, columns, of_generation).to_pylist():
-        input_id = InputId(row["source"], row["topic"])
-        key = input_id, row["partition"], row["after_offset"], row["decided_at"]
+    for row in rows.to_pylist():
+        key = *topic_partition(row), row["after_offset"], row["decided_at"]
         if (tenant := row["tenant"]) is None:
             decided.append((row["after_offset"], row["event_time"], key))
         else:
             tenant_times.setdefault(key, []).append((tenant, row["event_time"]))
-    return [
-        (
-            TopicPartition(*key[:2]),
-            IdleDecision(after, time, tuple(sorted(tenant_times.get(key, ())))),
-        )
-        for after, time, key in sorted(decided)
-    ]
+    for after, time, key in sorted(decided):
+        tenants = tuple(sorted(tenant_times.get(key, ())))
+        yield TopicPartition(*key[:2]), IdleDecision(after, time, tenants)
 
 
 def decision_rows(

@@ -8,7 +8,7 @@ reached the clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -36,6 +36,8 @@ _RECORDS = pa.schema(
         "tenant": pa.string(),
     }
 )
+
+_TenantTimes: TypeAlias = dict[tuple[int, "str | None"], int]
 
 
 class BatchEnd(NamedTuple):
@@ -85,28 +87,33 @@ class TenantStateReader:
         plan = BatchPlan(0, ranges, end.clocks, has_late=False)
         if lag_ms is None:
             return SharedClock(plan, {})
-        idle: dict[TopicPartition, list[IdleDecision]] = {}
+        states = {
+            tp: PartitionState(
+                tp,
+                self.generation.begin.get(tp, 0),
+                cursor,
+                end.clocks[tp.partition],
+                global_floor.get(tp),
+            )
+            for tp, cursor in cursors.items()
+        }
+        by_input = {
+            input_id: [state for tp, state in states.items() if tp.input == input_id]
+            for input_id in sorted({tp.input for tp in cursors})
+        }
+        for input_id, input_states in by_input.items():
+            self._cut(input_id, [state for state in input_states if state.is_cut_consumed])
         for tp, decision in read_decisions(self.reader, self.generation):
-            idle.setdefault(tp, []).append(decision)
+            if tp in states:
+                states[tp].add(decision)
         heads = [HEADS.empty_table()]
         waiting = [_RECORDS.empty_table()]
-        for input_id in sorted({tp.input for tp in cursors}):
-            states = [
-                PartitionState(
-                    tp,
-                    self.generation.begin.get(tp, 0),
-                    cursor,
-                    end.clocks[tp.partition],
-                    idle.get(tp, ()),
-                    global_floor.get(tp),
-                )
-                for tp, cursor in cursors.items()
-                if tp.input == input_id
-            ]
-            heads.append(self._heads(input_id, states, lag_ms))
+        for input_id, input_states in by_input.items():
+            heads.append(self._heads(input_id, input_states, lag_ms))
             waiting.append(
-                self._waiting(input_id, [state for state in states if not state.is_cut_consumed])
+                self._waiting(input_id, [each for each in input_states if not each.is_cut_consumed])
             )
+        idle = {tp: state.next_decisions for tp, state in states.items()}
         return TenantClocks.of(
             pa.concat_tables(waiting), pa.concat_tables(heads), plan, idle, lag_ms
         )
@@ -133,27 +140,18 @@ class TenantStateReader:
             if state.cursor.position is not None
         ]
         own = self._largest(input_id, consumed, lag_ms)
-        with_cut = [state for state in states if state.is_cut_consumed]
-        first = first_offsets(
-            self.reader,
-            input_id,
-            "event_time",
-            {state.tp.partition: state.clock for state in with_cut},
-            {state.tp.partition: state.begin for state in with_cut},
-            {state.tp.partition: state.cursor.next_offset for state in with_cut},
-        )
-        cuts = {state: state.cut(first.get(state.tp.partition)) for state in with_cut}
-        prefixes = [(state, cut.records_until) for state, cut in cuts.items()]
+        prefixes = [
+            (state, min(state.cut_until, state.cursor.next_offset))
+            for state in states
+            if state.is_cut_consumed
+        ]
         at_cut = self._largest(input_id, prefixes, lag_ms)
         for state in states:
-            p = state.tp.partition
-            for decision in state.consumed_decisions():
-                _raise(own, p, decision.tenant_times)
-            for decision in cuts[state].decisions if state in cuts else ():
-                _raise(at_cut, p, decision.tenant_times)
+            _raise(own, state.tenant_times.items())
+            _raise(at_cut, state.tenant_times_at_cut.items())
             if state.global_floor is not None:
                 for by_tenant in (own, at_cut):
-                    _raise(by_tenant, p, [(None, state.global_floor)])
+                    _raise(by_tenant, [((state.tp.partition, None), state.global_floor)])
         rows = [
             (*input_id, p, tenant, time, at_cut.get((p, tenant), NULL_TIME))
             for (p, tenant), time in own.items()
@@ -161,6 +159,21 @@ class TenantStateReader:
         return pa.Table.from_pylist(
             [dict(zip(HEADS.names, row, strict=True)) for row in rows], HEADS
         )
+
+    def _cut(self, input_id: InputId, states: Sequence[PartitionState]) -> None:
+        """Set the end of each cut after the first record that had reached the clock."""
+        first = first_offsets(
+            self.reader,
+            input_id,
+            "event_time",
+            {state.tp.partition: state.clock for state in states},
+            {state.tp.partition: state.begin for state in states},
+            {state.tp.partition: state.cursor.next_offset for state in states},
+        )
+        for state in states:
+            offset = first.get(state.tp.partition)
+            # Where no record had, a decision ends the cut, which may stand after the last of them.
+            state.cut_until = (state.cursor.next_offset if offset is None else offset) + 1
 
     def _largest(
         self, input_id: InputId, until: Sequence[tuple[PartitionState, int]], lag_ms: int
@@ -191,65 +204,50 @@ class TenantStateReader:
         return largest
 
 
-class ClockPrefix(NamedTuple):
-    """A cut that was read in full: the exclusive end offset of its records, and its decisions."""
-
-    records_until: int
-    decisions: Sequence[IdleDecision]
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PartitionState:
     """Merge state of a topic-partition after a batch.
 
     - `begin`: the offset from which on its state counts.
     - `cursor`: how far it was read.
     - `clock`: of its partition, in ms.
+    - `global_floor`: a lower bound (ms) of every tenant's position, if there is one.
+    - `cut_until`: the exclusive end offset of the cut's records, where it was read in full.
+    - `tenant_times`: the largest time (ms) that the decisions read give to each tenant.
+    - `tenant_times_at_cut`: the same of those in the cut.
+    - `next_decisions`: the decisions that were not read.
     """
 
     tp: TopicPartition
     begin: int
     cursor: Cursor
     clock: int
-    decisions: Sequence[IdleDecision]
     global_floor: int | None
+    cut_until: int = 0
+    tenant_times: _TenantTimes = field(default_factory=dict)
+    tenant_times_at_cut: _TenantTimes = field(default_factory=dict)
+    next_decisions: list[IdleDecision] = field(default_factory=list)
 
     @property
     def is_cut_consumed(self) -> bool:
         """True where the merge had read the first record that reached the clock."""
         return self.cursor.position is not None and self.cursor.position >= self.clock
 
-    def consumed_decisions(self) -> list[IdleDecision]:
-        """Return the decisions that the merge had read."""
-        at = self.cursor.next_offset
-        position = self.cursor.position or 0
-        return [
-            decision
-            for decision in self.decisions
-            if decision.after_offset < at and decision.event_time <= position
-        ]
-
-    def cut(self, first: int | None) -> ClockPrefix:
-        """Return the cut.
-
-        `first`: the first record that had reached the clock. A decision may have reached it
-        earlier.
-        """
-        consumed = self.consumed_decisions()
-        until = self.cursor.next_offset if first is None else first + 1
-        for number, decision in enumerate(consumed):
-            if decision.after_offset + 1 >= until:
-                return ClockPrefix(until, consumed[:number])
+    def add(self, decision: IdleDecision) -> None:
+        """Add the next decision about the topic-partition. It may have reached the clock before a
+        record did; the cut ends there."""
+        if not self.cursor.has_consumed(decision):
+            self.next_decisions.append(decision)
+            return
+        p = self.tp.partition
+        times = [((p, tenant), time) for tenant, time in decision.tenant_times]
+        _raise(self.tenant_times, times)
+        if decision.after_offset + 1 < self.cut_until:
+            _raise(self.tenant_times_at_cut, times)
             if decision.event_time >= self.clock:
-                return ClockPrefix(decision.after_offset + 1, consumed[: number + 1])
-        return ClockPrefix(until, consumed)
+                self.cut_until = decision.after_offset + 1
 
 
-_TenantTimes: TypeAlias = dict[tuple[int, "str | None"], int]
-
-
-def _raise(
-    times: _TenantTimes, partition: int, tenant_times: Iterable[tuple[str | None, int]]
-) -> None:
-    for tenant, time in tenant_times:
-        times[partition, tenant] = max(time, times.get((partition, tenant), time))
+def _raise(times: _TenantTimes, raised: Iterable[tuple[tuple[int, str | None], int]]) -> None:
+    for place, time in raised:
+        times[place] = max(time, times.get(place, time))

@@ -30,18 +30,14 @@ def decide_idle(planner: Planner, detector: IdleDetector, partitions: int) -> li
         if decision is not None and _has_nothing_beyond(planner, detector, p, decision):
             idle[p] = decision
     tenant_times = planner.tenant_times(idle)
-    return [
-        (
-            TopicPartition(input_id, p),
-            IdleDecision(
-                _last_offset(planner, TopicPartition(input_id, p)),
-                decision.event_time,
-                tenant_times.get(p, ()),
-            ),
-        )
-        for p, decision in idle.items()
-        for input_id in decision.inputs
-    ]
+    decided = []
+    for p, decision in idle.items():
+        for tp in (TopicPartition(input_id, p) for input_id in decision.inputs):
+            times = planner.raised(tp, tenant_times.get(p, ()))
+            decided.append(
+                (tp, IdleDecision(_last_offset(planner, tp), decision.event_time, times))
+            )
+    return decided
 
 
 def write_decisions(

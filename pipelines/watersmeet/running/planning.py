@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from watersmeet.core.clocks import Clocks, SharedClock, clocks_of, lookahead
 from watersmeet.core.columns import NULL_TIME, Int64s, groups, int64s
@@ -159,30 +160,31 @@ class Planner:
     def done(self, plan: BatchPlan) -> None:
         """Move on behind a plan, which is now committed."""
         self.state = self.state.after(plan, self.clocks)
-        self._forget_decisions()
-
-    def _forget_decisions(self) -> None:
-        """Forget the consumed decisions but the last of each topic-partition: a source that is
-        silent for long has one after the other, with a time for every tenant, and the state has
-        what they left.
-        """
-        for tp, decisions in self.idle.items():
-            cursor = self.state.cursors[tp]
-            self.idle[tp] = [
-                *(
-                    decision
-                    for decision in decisions[:-1]
-                    if decision.after_offset + 1 > cursor.next_offset
-                    or cursor.position is None
-                    or decision.event_time > cursor.position
-                ),
-                decisions[-1],
-            ]
+        decided, self.idle = self.idle, {}
+        for tp, decisions in decided.items():
+            self.decided((tp, decision) for decision in decisions)
 
     def decided(self, decisions: Iterable[tuple[TopicPartition, IdleDecision]]) -> None:
-        """Add decisions that the idle policy has made."""
+        """Add decisions that the idle policy has made, those of a topic-partition in order.
+
+        A source that is silent for long has one after the other, with a time for every tenant. So a
+        decision takes the place of the one before it, unless that is yet to move the position: the
+        state has what it left.
+        """
         for tp, decision in decisions:
-            self.idle.setdefault(tp, []).append(decision)
+            kept = self.idle.setdefault(tp, [])
+            if kept and self._has_passed(tp, kept[-1], decision):
+                kept.pop()
+            kept.append(decision)
+
+    def _has_passed(self, tp: TopicPartition, before: IdleDecision, decision: IdleDecision) -> bool:
+        """Return True if a decision no longer counts once there is the next one.
+
+        Without tenants that is so of all after the same offset: nothing stands between them.
+        """
+        is_same_place = before.after_offset == decision.after_offset
+        is_shared = self.rules.lag_ms is None and is_same_place
+        return is_shared or self.state.cursors[tp].has_consumed(before)
 
     def bronze_ends(self) -> dict[TopicPartition, int]:
         """Return the offset after each topic-partition's last record in bronze.
@@ -248,6 +250,16 @@ class Planner:
         clocks = {p: idle.event_time for p, idle in silent.items()}
         plan = BatchPlan(self.state.next_batch, ranges, clocks, has_late=False)
         return self._clocks_after(plan, self._looked_at()).ahead()
+
+    def raised(
+        self, tp: TopicPartition, times: Iterable[tuple[str, int]]
+    ) -> tuple[tuple[str, int], ...]:
+        """Return those of these tenants' times (ms) that a topic-partition has not come to."""
+        heads = self.state.heads
+        for column, value in {**tp.input._asdict(), "partition": tp.partition}.items():
+            heads = heads.filter(pc.equal(heads[column], value))
+        own = dict(zip(heads["tenant"].to_pylist(), heads["own"].to_pylist(), strict=True))
+        return tuple((tenant, time) for tenant, time in times if time > own.get(tenant, NULL_TIME))
 
     def _clocks_after(self, plan: BatchPlan, rows: pa.Table) -> Clocks:
         """Return the clocks after a plan, which must be the last one."""

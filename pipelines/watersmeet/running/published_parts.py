@@ -367,7 +367,8 @@ def _waiting_from_sink(engine: Engine, settings: Settings, generation: Generatio
     state = TenantStateReader(reader, generation)
     idle: dict[TopicPartition, list[IdleDecision]] = {}
     for tp, decision in read_decisions(reader, generation):
-        idle.setdefault(tp, []).append(decision)
+        if not cursors[tp].has_consumed(decision):
+            idle.setdefault(tp, []).append(decision)
     inputs = list[Rows]()
     for input_id in settings.inputs:
         begins = {

@@ -54,10 +54,12 @@ def recover_planner(
         generation=generation.number,
         ends=ends,
     )
-    planner.decided(read_decisions(reader, generation))
     if last is None or last[0].batch < generation.from_batch:
+        planner.decided(read_decisions(reader, generation))
         return planner
     plan, version, commit = last
+    planner.state = planner.state.before(plan, {})  # the batch's notes need its decisions
+    planner.decided(read_decisions(reader, generation))
     state_reader = TenantStateReader(reader, generation)
 
     def resume(state: State) -> None:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
+from watersmeet.core.plan import TopicPartition
 from watersmeet.core.recovery import (
     CloseTimeRange,
-    idle_header,
+    HeaderDecisions,
     min_offset,
     read_again_from,
     recovery_headers,
 )
 from watersmeet.core.sequence import NO_RECOVERY, MessageTime
-from watersmeet.lake.decisions import read_decisions
+from watersmeet.lake.decisions import first_decided, last_decisions, read_decisions
 from watersmeet.lake.epochs import Epochs
 from watersmeet.lake.fingerprints import read_fingerprints
 from watersmeet.lake.generations import Generation, Generations
 from watersmeet.lake.inputs import first_offsets
-from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.table_reader import Condition, TableReader
 from watersmeet.running.message_rows import Headers
 from watersmeet.running.publication_plan import Ends
 from watersmeet.settings import Settings
@@ -52,15 +53,23 @@ class RecoveryHeaders:
             carriers.append({p: end.first for p, end in ends.items()})
         generation = self.generations.newest
         rules = read_fingerprints(self.reader, self.settings, self.epochs, self.generations)
-        decisions = self._decisions(generation)
-        is_lived = self._is_lived(generation) or any(decisions.values())
+        has_decisions = bool(last_decisions(self.reader, generation))
+        is_lived = self._is_lived(generation) or has_decisions
         for times in carriers:
             positions = {p: self._read_again_from(at) for p, at in times.items()}
-            for p, offsets in self._min_offsets(generation, positions, decisions).items():
-                close_times = self._close_times(times[p], ends[p].last.time)
+            decided = first_decided(self.reader, generation, positions) if has_decisions else {}
+            min_offsets = self._min_offsets(generation, positions, decided)
+            close_times = {p: self._close_times(at, ends[p].last.time) for p, at in times.items()}
+            decisions = (
+                self._decisions(generation, min_offsets, close_times) if has_decisions else {}
+            )
+            for p, offsets in min_offsets.items():
                 named = {self.settings.input_names[i]: offset for i, offset in offsets.items()}
-                decided = {self.settings.input_names[i]: d for i, d in decisions[p].items()}
-                idle = idle_header(decided, named, close_times)
+                idle = {
+                    self.settings.input_names[i]: decisions[tp].merged()
+                    for i in offsets
+                    if (tp := TopicPartition(i, p)) in decisions
+                }
                 fingerprints = rules.of(p, offsets, positions[p])
                 recovery = recovery_headers(named, idle, fingerprints, is_lived=is_lived)
                 if recovery[0][0] == NO_RECOVERY:
@@ -88,25 +97,39 @@ class RecoveryHeaders:
         fingerprints = {epoch.settings.fingerprint for epoch in self.epochs}
         return generation.number > 0 or generation.is_lived or len(fingerprints) > 1
 
-    def _decisions(self, generation: Generation) -> dict[int, dict[InputId, list[IdleDecision]]]:
-        """Return the idle policy's decisions in a generation, by partition and input."""
-        decisions: dict[int, dict[InputId, list[IdleDecision]]] = {
-            partition: {} for partition in range(self.partitions)
+    def _decisions(
+        self,
+        generation: Generation,
+        min_offsets: Mapping[int, Mapping[InputId, int]],
+        close_times: Mapping[int, CloseTimeRange | None],
+    ) -> dict[TopicPartition, HeaderDecisions]:
+        """Return the idle policy's decisions from the offset before each min_offset on."""
+        after = {
+            TopicPartition(input_id, p): offset - 1
+            for p, offsets in min_offsets.items()
+            for input_id, offset in offsets.items()
         }
-        for tp, decision in read_decisions(self.reader, generation):
-            decisions[tp.partition].setdefault(tp.input, []).append(decision)
+        conditions: list[Condition] = [
+            ("partition", "in", sorted(min_offsets)),
+            ("after_offset", ">=", min(after.values(), default=0)),
+        ]
+        decisions: dict[TopicPartition, HeaderDecisions] = {}
+        for tp, decision in read_decisions(self.reader, generation, conditions):
+            if decision.after_offset >= after[tp]:
+                own = decisions.setdefault(tp, HeaderDecisions(close_times[tp.partition]))
+                own.add(decision)
         return decisions
 
     def _min_offsets(
         self,
         generation: Generation,
         times: Mapping[int, int],
-        decisions: Mapping[int, Mapping[InputId, Sequence[IdleDecision]]],
+        decided: Mapping[TopicPartition, IdleDecision],
     ) -> dict[int, dict[InputId, int]]:
         """Return, by partition and input, a generation's first offset at a position (ms) >= a time.
 
         A position first reaches a time at the first record, or after the first decision, that has
-        it. Every source has one, since the clock has passed that time in all of them.
+        it (`decided`). Every source has one, since the clock has passed that time in all of them.
         """
         offsets: dict[int, dict[InputId, int]] = {partition: {} for partition in times}
         for input_id in self.settings.inputs:
@@ -114,8 +137,9 @@ class RecoveryHeaders:
             first = first_offsets(self.reader, input_id, "event_time", times, since)
             for p, time in times.items():
                 records = [(first[p], time)] if p in first else []
-                input_decisions = decisions[p].get(input_id, ())
+                tp = TopicPartition(input_id, p)
+                decisions = [decided[tp]] if tp in decided else []
                 offsets[p][input_id] = min_offset(
-                    records, input_decisions, time, next_offset=since.get(p, 0)
+                    records, decisions, time, next_offset=since.get(p, 0)
                 )
         return offsets
