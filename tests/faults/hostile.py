@@ -33,6 +33,7 @@ from tests.support.commands import here
 from tests.support.hostile_records import (
     HEAVY,
     HOSTILE_SCHEMAS,
+    MIB,
     READER,
     WRITERS,
     Hostile,
@@ -54,7 +55,13 @@ from tests.support.rivers import (
     noted_batches,
 )
 from tests.support.timing import load
-from tests.support.topics import CheckedProducer, dead_letters, published
+from tests.support.topics import (
+    ANY_TIME,
+    CheckedProducer,
+    create_topics,
+    dead_letters,
+    published,
+)
 from watersmeet.core import reading
 from watersmeet.dev.processes import free_port
 from watersmeet.lake import tables
@@ -210,6 +217,20 @@ class Siege:
             values = (keyed("late", before, n=n) for n in range(LATE_OF_A_KEY))
             partition = self.rng.randrange(self.river.partitions)
             self._send("tracking", partition, [Hostile(value, value) for value in values])
+
+    @attack(0.05)
+    def _send_copies(self) -> None:
+        """Sends small records, each of which says that it is a large one of its partition, sent
+        again."""
+        partition, begin = self.rng.randrange(self.river.partitions), self.river.chunks * 1000
+        large = [
+            (source, offset)
+            for (p, source, offset), record in self.sent.items()
+            if p == partition and record.reason is None and len(record.value or b"") > MIB
+        ]
+        for source, offset in large:
+            record = self.producers.copy(source, begin, partition, offset)
+            self._send(source, partition, [record])
 
     @attack(0.1)
     def _ask(self) -> None:
@@ -403,12 +424,15 @@ def siege(kafka: str, folder: Path, name: str, engine: str, seed: int) -> Iterat
                 "kafka__max_record_bytes": MAX_RECORD_BYTES[engine],
                 "metrics": {"port": port},
             }
+            topics = {source: f"{name}-{source}-of-any-time" for source in SOURCES}
+            create_topics(kafka, *topics.values(), partitions=2, **ANY_TIME)
+            changes |= {f"sources__{source}__topic": topic for source, topic in topics.items()}
             river = River.make(
                 kafka, folder / "river", name, lake=LAKES[engine], seed=seed, **changes
             )
             rng = random.Random(f"{seed}/{engine}")
             rules = {source: river.settings.reading_rules(source) for source in SOURCES}
-            producers = Producers(rng, ids, rules, river.topic("tracking"))
+            producers = Producers(rng, ids, rules, topics)
             yield Siege(engine, river, gate, producers, rng, port)
     finally:
         registry.kill()

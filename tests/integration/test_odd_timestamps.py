@@ -14,7 +14,7 @@ import pytest
 from tests.support.cases import SOURCES, keyed
 from tests.support.commands import here
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
-from tests.support.topics import CheckedProducer, consume, create_topics
+from tests.support.topics import ANY_TIME, CheckedProducer, consume, create_topics
 from watersmeet.audit.show import utc
 from watersmeet.core.times import LAST_EVENT_TIME_MS, time_text
 from watersmeet.engine.spark import SparkEngine
@@ -24,10 +24,6 @@ NANOSECONDS = 1_768_780_800_123_456_789
 TIMES = (MICROSECONDS, NANOSECONDS, LAST_EVENT_TIME_MS + 1, 5_000, 2**63 - 1)
 NEGATIVE = (-1, -5_000, -(2**63))
 """Nothing vouches for the event time of a record with one: it is refused in any case."""
-
-
-ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1)}
-"""What topics are made with that take records of any timestamp."""
 
 
 @pytest.mark.long

@@ -4,6 +4,8 @@ is kept as a gap."""
 from __future__ import annotations
 
 import itertools
+import tracemalloc
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -367,3 +369,34 @@ def test_a_sink_with_messages_of_others_is_refused(begun: Begun, kafka: str) -> 
     )
     with pytest.raises(ForeignMessageError, match=r"-foreign\[1\] ends with a message at offset 0"):
         begun.begin("sink")
+
+
+@in_folders
+def test_idle_decisions_that_unpack_to_gigabytes_are_refused_before_they_do(
+    begun: Begun, kafka: str
+) -> None:
+    sink = f"{begun.settings.inputs_by_name['tracking'].topic}-bomb"
+    create_topics(kafka, sink, partitions=PARTITIONS)
+    headers = {
+        "watersmeet.seq": b"0",
+        "watersmeet.id": b"1/1000/a",
+        "watersmeet.due": b"1100",
+        "watersmeet.closed_at": b"1101",
+        "watersmeet.min_offsets": b'{"orders":0,"tracking":0}',
+        "watersmeet.idle.zlib": zlib.compress(bytes(200 * 2**20), 9),
+    }
+    producer = CheckedProducer(kafka)
+    producer.produce(sink, b"{}", b"a", 1, timestamp=1000, headers=[*headers.items()])
+    assert producer.flush(30) == 0
+    publish = begun.settings.publish.model_copy(update={"topic": sink})
+    begun.settings = begun.settings.model_copy(update={"publish": publish})
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            ForeignMessageError, match=r"-bomb\[1\] ends with a message at offset 0"
+        ):
+            begun.begin("sink")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 64 * 2**20

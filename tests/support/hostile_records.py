@@ -85,6 +85,12 @@ REDRIVEN: Final = "watersmeet.redriven"
 LIES: Final = (b"9" * 5000, "²".encode(), b"", b"-1", b"\xff", b"99999999999999999999", b"0")
 """Offsets that a record may say it was redriven from."""
 
+TIMES: Final = (5_000, LAST_EVENT_TIME_MS + 1, 1_768_780_800_123_456, 2**63 - 1)
+"""Timestamps of Kafka's that vouch for the event times of good records."""
+
+NEGATIVE: Final = (-1, -5_000, -(2**63))
+"""Those that vouch for none."""
+
 HEADERS_BYTES: Final = MIB // 4
 """What thousands of headers of a record have together."""
 
@@ -198,11 +204,11 @@ class Producers:
         rng: random.Random,
         ids: Mapping[int, dict[str, Any]],
         rules: Mapping[str, ReadingRules],
-        topic: str,
+        topics: Mapping[str, str],
     ) -> None:
-        """`rules`: by source, how the run reads it; `topic`: that of `tracking`, as a record that
-        lies of itself names it."""
-        self._rng, self._ids, self._topic = rng, ids, topic
+        """`rules` and `topics`: by source, how the run reads it, and what a record that lies of
+        itself names."""
+        self._rng, self._ids, self._topics = rng, ids, topics
         [self._most_bytes] = {of.max_record_bytes for of in rules.values()}
         texts = {schema_id: json.dumps(of) for schema_id, of in ids.items()} | _HOSTILE_TEXTS
         self._rules = {source: _with_writers(of, _Texts(texts)) for source, of in rules.items()}
@@ -247,8 +253,14 @@ class Producers:
             schema_id, encoded(self._ids[schema_id], {"dropped": ["x"], **orjson.loads(value)})
         )
 
+    def copy(self, source: str, time_ms: int, partition: int, offset: int) -> Hostile:
+        """A good record, which says that it was redriven from an offset."""
+        place = f"{self._topics[source]}/{partition}/{offset}".encode()
+        return replace(self.good(source, time_ms), headers=((REDRIVEN.encode(), place),))
+
     def _lie(self) -> tuple[tuple[bytes, bytes], ...]:
-        return ((REDRIVEN.encode(), f"{self._topic}/0/".encode() + self._rng.choice(LIES)),)
+        place = f"{self._topics['tracking']}/0/".encode()
+        return ((REDRIVEN.encode(), place + self._rng.choice(LIES)),)
 
     # -- heavy records
 
@@ -298,6 +310,12 @@ class Producers:
         return Hostile(value, value, codec="zstd")
 
     @heavy_record("tracking")
+    def _long_text(self, _: str, begin: int) -> Hostile:
+        """A good value with a text of megabytes."""
+        value = keyed(f"long{begin}", begin, text="x" * (3 * MIB))
+        return Hostile(value, value, codec="zstd")
+
+    @heavy_record("tracking")
     def _endless_json(self, _: str, __: int) -> Hostile:
         return refused(Reason.UNDECODABLE, b"{" * (self._most_bytes - 1), codec="zstd")
 
@@ -321,8 +339,14 @@ class Producers:
             told=HOLE,
             reason=Reason.EVENT_TIME_IN_FUTURE.value,
             headers=(),
-            timestamp=-1,
+            timestamp=self._rng.choice(NEGATIVE),
         )
+
+    @bad_record(*SOURCES)
+    def _of_any_year(self, source: str, begin: int) -> Hostile:
+        """A good record, whose timestamp of Kafka's is in another unit, or none that a calendar
+        has."""
+        return replace(self.good(source, begin), timestamp=self._rng.choice(TIMES))
 
     @bad_record(*SOURCES)
     def _of_the_future(self, source: str, _: int) -> Hostile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -61,6 +61,10 @@ def settings_of(kafka: Access) -> KafkaSettings:
 def client_options(kafka: Access) -> dict[str, Any]:
     settings = settings_of(kafka)
     return {"bootstrap.servers": settings.bootstrap_servers, **settings.options}
+
+
+ANY_TIME: Final = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+"""What topics are made with that take records of any timestamp."""
 
 
 def create_topics(kafka: Access, *topics: str, partitions: int, **config: str) -> None:
