@@ -393,7 +393,9 @@ class DryRun:
                 done = step(state, batch, self._timed, unfinished)
                 schema = batch.changed_schema()
                 changed = done.changed.select(schema.names).cast(schema)
-                changed = Expressions.of(self.settings).validated(changed)
+                expressions = Expressions.of(self.settings)
+                changed = expressions.validated(changed)
+                expressions.warn_of(changed)
                 silver = pa.concat_tables(
                     [silver.filter(is_finished), applied(unfinished, changed)]
                 )

@@ -11,7 +11,14 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, in_folders, one_of
+from tests.laws.conftest import (
+    IN_FOLDERS_OF_BOTH,
+    QUICK,
+    MakeLake,
+    in_folders,
+    in_folders_of_both,
+    one_of,
+)
 from tests.support.cases import (
     SOURCES,
     Case,
@@ -20,12 +27,15 @@ from tests.support.cases import (
     expected_late,
     expected_quarantine,
     expected_silver,
+    heartbeat,
+    keyed,
     rich_cases,
 )
 from tests.support.configurations import IDS
 from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, delta_table
 from watersmeet.core.message import message_bytes
+from watersmeet.engine.spark import SparkEngine
 from watersmeet.lake import tables
 from watersmeet.lake.commits import APPLICATION, Commit
 from watersmeet.lake.progress import facts_of, plan_of
@@ -305,3 +315,25 @@ def test_the_change_data_feed_tells_each_change_with_its_batch(
         for row in changes
         if row._change_type != "update_preimage"
     )
+
+
+@in_folders_of_both
+def test_why_a_predicate_fails_is_said_once_for_a_batch_where_it_is_decided(
+    new_lake: MakeLake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Spark's tasks judge even so few records, and nobody reads what they log."""
+    case = Case({source: [] for source in SOURCES}, 100)
+    for n, key in enumerate("ab7"):
+        case.values["tracking"].append(keyed(key, n))
+        case.arrivals.append("tracking")
+    for source in SOURCES:
+        case.values[source].append(heartbeat(10_000))
+        case.arrivals.append(source)
+    lake = new_lake({0: case, 1: case}, publish__valid="merge_key::INT > 0")
+    if isinstance(lake.engine, SparkEngine):
+        monkeypatch.setattr(lake.engine, "here_bytes", -1)
+    lake.arrive()
+    assert lake.merge() == 1
+    assert [record.getMessage() for record in caplog.records if record.name == "watersmeet"] == [
+        "publish.valid fails for 4 of 6 merge records: Conversion Error: Could not convert string"
+    ]

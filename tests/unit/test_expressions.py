@@ -382,11 +382,10 @@ def test_a_message_with_the_value_of_an_expression_may_have_so_many_bytes() -> N
     assert judge("size(orders) = 0", "repeat('é', 9)", 9)["b"] == NO, "the predicate comes first"
 
 
-def test_why_a_predicate_fails_is_said_once_for_a_batch(caplog: pytest.LogCaptureFixture) -> None:
-    judge("merge_key::INT > 0")
-    assert [record.getMessage() for record in caplog.records] == [
-        "publish.valid fails for 3 of 3 merge records: Conversion Error: Could not convert string"
-    ]
+def test_whoever_judges_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It may be a task of Spark."""
+    judge("merge_key::INT > 0", "(merge_key::INT)::VARCHAR")
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(

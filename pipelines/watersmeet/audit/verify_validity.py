@@ -54,7 +54,7 @@ class Validator:
             types = {name: source.read_type for name, source in sources.items()}
             told = _values(as_read(stored, types), list(sources))
         else:
-            told = expressions.messages(readable)
+            told = expressions.messages(readable).values
         refusal = expressions.refusals(readable)
         return rows.append_column("refusal", refusal).append_column("told", told)
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from watersmeet.core.columns import lengths
 from watersmeet.core.message import message_bytes
 from watersmeet.errors import Problem
-from watersmeet.expressions import MESSAGE, PREDICATE, evaluate, expression_problem
+from watersmeet.expressions import MESSAGE, PREDICATE, Outcome, evaluate, expression_problem
 from watersmeet.settings import Settings
 
 CONTENT: Final = ("partition", "tenant", "merge_key", "event_time", "last_event_time")
@@ -74,7 +74,8 @@ class Expressions:
         reasons = self.refusals(finished)
         reasons = pc.coalesce(reasons, finished["invalid_reason"])
         if self.value is not None:
-            texts = (self.messages(finished), finished["merge_key"], finished["tenant"])
+            values = self.messages(finished).values
+            texts = (values, finished["merge_key"], finished["tenant"])
             is_too_large = pa.array(message_bytes(*map(lengths, texts)) > self.max_bytes)
             reasons = pc.if_else(
                 pc.and_(pc.is_null(reasons), is_too_large), pa.scalar("too_large"), reasons
@@ -97,23 +98,37 @@ class Expressions:
         if self.valid is None:
             return pa.chunked_array([pa.nulls(len(rows), pa.string())])
         outcome = evaluate(self.valid, rows.select(self.columns), PREDICATE)
-        _warn("publish.valid", outcome.failed, outcome.error)
         refused = pc.if_else(
             pc.fill_null(outcome.values, False), pa.scalar(None, pa.string()), "predicate"
         )
         return pc.if_else(outcome.failed, "expression", refused)
 
-    def messages(self, rows: pa.Table) -> pa.ChunkedArray:
+    def messages(self, rows: pa.Table) -> Outcome:
         """Return the `value` of each row's message (large_binary); null where it fails."""
-        outcome = evaluate(self.value or "", rows.select(self.columns), MESSAGE)
-        _warn("publish.value", outcome.failed, outcome.error)
-        return outcome.values
+        return evaluate(self.value or "", rows.select(self.columns), MESSAGE)
+
+    def warn_of(self, judged: pa.Table) -> None:
+        """Log that `valid` fails for some of the rows that `validated` has judged, if it does."""
+        failing = judged.filter(pc.equal(judged["invalid_reason"], "expression"))
+        if len(failing):
+            is_judged = pc.equal(judged["status"], "timed_out")
+            self.warn(failing.slice(0, 1), len(failing), pc.sum(is_judged).as_py())
+
+    def warn(self, failing: pa.Table, failed: int, judged: int) -> None:
+        """Log that `valid` fails for so many of the judged merge records, and why it does for the
+        first of these rows.
+        """
+        error = evaluate(self.valid or "", failing.select(self.columns), PREDICATE).error
+        warn("publish.valid", failed, judged, error)
 
 
-def _warn(name: str, failed: pa.ChunkedArray, error: str | None) -> None:
+def warn(name: str, failed: int, judged: int, error: str | None) -> None:
+    """Log that an expression fails for some merge records, if it does.
+
+    This is for the process that decides about a batch: nobody reads what a task of Spark logs.
+    """
     if error is not None:
-        count = pc.sum(failed).as_py()
-        log.warning("%s fails for %d of %d merge records: %s", name, count, len(failed), error)
+        log.warning("%s fails for %d of %d merge records: %s", name, failed, judged, error)
 
 
 def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:

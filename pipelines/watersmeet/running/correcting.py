@@ -379,7 +379,9 @@ def validated_corrections(settings: Settings, corrections: pa.Table, batch: Batc
         is_too_large = exceeds(as_read(rows, batch.read_types), batch.sources, max_bytes)
         reasons = pc.if_else(is_too_large, "too_large", pa.scalar(None, pa.string()))
         rows = rows.set_column(rows.column_names.index("invalid_reason"), "invalid_reason", reasons)
-    checked = Expressions.of(settings, max_bytes).validated(rows)
+    expressions = Expressions.of(settings, max_bytes)
+    checked = expressions.validated(rows)
+    expressions.warn_of(checked)
     return with_validity(corrections, checked["invalid_reason"].to_pylist())
 
 

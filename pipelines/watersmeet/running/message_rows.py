@@ -19,7 +19,7 @@ from watersmeet.core.message import (
 )
 from watersmeet.core.sequence import MessageTime
 from watersmeet.engine import Engine
-from watersmeet.expressions.publish import Expressions
+from watersmeet.expressions.publish import Expressions, warn
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import Epochs
 from watersmeet.lake.order import PLACE_COLUMNS
@@ -126,4 +126,6 @@ def with_message_values(rows: pa.Table, settings: Settings) -> pa.Table:
         read = as_read(rows, {name: source.read_type for name, source in sources.items()})
         return rows.append_column("value", message_values(read, list(sources)))
     read = as_read(rows, {name: source.value_type for name, source in sources.items()})
-    return rows.append_column("value", expressions.messages(read))
+    outcome = expressions.messages(read)
+    warn("publish.value", pc.sum(outcome.failed).as_py(), rows.num_rows, outcome.error)
+    return rows.append_column("value", outcome.values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pyarrow.compute as pc
 
@@ -11,6 +11,7 @@ from watersmeet.core.correction_sequence import TOO_MANY
 from watersmeet.core.input_columns import part_topics
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import BatchPlan, TopicPartition
+from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
 from watersmeet.lake.inputs import of_topic, topic_partition
 from watersmeet.lake.table_reader import TableReader, Where, in_portions
@@ -23,26 +24,41 @@ from watersmeet.settings import Settings
 
 def notify_merge(owner: Owner, rows: BatchRows, plan: BatchPlan | None, planner: Planner) -> None:
     """Report the outcomes of a batch, if there is one, and the progress of the merge."""
-    if plan is not None and owner.is_observed:
-        was_recovered = rows.has_messages or bool(plan.generation)
-        reader = owner.engine.reader
-        counts = outcomes(reader, rows.settings, plan, was_recovered=was_recovered)
-        owner.notify(RecordsProcessed("silver", counts))
-        owner.notify(Judged(refused(reader, plan.batch)))
+    reader = owner.engine.reader
+    expressions = Expressions.of(rows.settings)
+    if plan is not None and (owner.is_observed or expressions.valid is not None):
+        judged = judged_by(reader, plan.batch)
+        if "expression" in judged:
+            _warn_of_failures(reader, expressions, plan.batch, judged)
+        if owner.is_observed:
+            was_recovered = rows.has_messages or bool(plan.generation)
+            counts = outcomes(reader, rows.settings, plan, was_recovered=was_recovered)
+            owner.notify(RecordsProcessed("silver", counts))
+            owner.notify(Judged({reason: count for reason, count in judged.items() if reason}))
     owner.notify(planner.progress())
 
 
-def refused(reader: TableReader, batch: int) -> dict[str, int]:
-    """Return how many merge records a batch has found not to be valid, by reason."""
-    where: Where = [
-        [
-            ("batch", "=", batch),
-            ("status", "=", "timed_out"),
-            ("invalid_reason", "is not null", None),
-        ]
-    ]
+def judged_by(reader: TableReader, batch: int) -> dict[str | None, int]:
+    """Return how many merge records a batch has judged, by the reason why they are not valid."""
+    where: Where = [[("batch", "=", batch), ("status", "=", "timed_out")]]
     rows = reader.summary(tables.SILVER, ["invalid_reason"], {"rows": ("count", "*")}, where)
     return dict(zip(*(rows[name].to_pylist() for name in ("invalid_reason", "rows")), strict=True))
+
+
+def _warn_of_failures(
+    reader: TableReader, expressions: Expressions, batch: int, judged: Mapping[str | None, int]
+) -> None:
+    """Log why `publish.valid` fails, by the records of the first key for which it does.
+
+    The table says so, wherever the batch was judged.
+    """
+    conditions = [("batch", "=", batch), ("invalid_reason", "=", "expression")]
+    [first] = reader.summary(
+        tables.SILVER, [], {"key": ("min", "merge_key")}, [conditions]
+    ).to_pylist()
+    where: Where = [[*conditions, ("merge_key", "=", first["key"])]]
+    failing = reader.rows(tables.SILVER, expressions.columns, where)
+    expressions.warn(failing, judged["expression"], sum(judged.values()))
 
 
 def outcomes(
