@@ -494,14 +494,17 @@ def test_a_process_that_a_person_kills_is_started_again(evaluator: expressions._
     assert evaluate("merge_key = 'a'", rows, PREDICATE).values.to_pylist() == [True]
 
 
+@pytest.mark.parametrize("before_it_is_asked", [True, False])
 def test_a_process_that_is_killed_again_and_again_says_nothing_of_a_record(
-    evaluator: expressions._Evaluator, monkeypatch: pytest.MonkeyPatch
+    evaluator: expressions._Evaluator, monkeypatch: pytest.MonkeyPatch, before_it_is_asked: bool
 ) -> None:
     started = expressions._started
 
     def killed() -> subprocess.Popen[bytes]:
         process = started()
         os.kill(process.pid, signal.SIGKILL)
+        if before_it_is_asked:
+            process.wait()
         return process
 
     monkeypatch.setattr(expressions, "_started", killed)

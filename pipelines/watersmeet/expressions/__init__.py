@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
@@ -186,7 +187,9 @@ class _Evaluator:
         if answer is not None:
             return answer
         self._process = None
-        with process:  # closes its pipes, and waits for its end
+        with suppress(BrokenPipeError):  # of what was not sent
+            cast(BinaryIO, process.stdin).close()
+        with process:  # closes its other pipe, and waits for its end
             return process.wait()
 
 
