@@ -40,6 +40,8 @@ NEEDS_ROWS = {
     "_is_of_key": "asks about one of one record or more",
     "_on_time": "has rows that are in no table, as the next ones",
     "_corrections": "has numbers of rows",
+    "_with_places": "the same",
+    "_too_many": "the same",
     "with_validity": "has a reason for each row",
     "_headers": "has the facts of each row",
 }
