@@ -66,6 +66,16 @@ _LIST_AGGREGATES: Final = frozenset(
 )
 """Functions that call the aggregate which they are given by its name."""
 
+_WRITTEN_OUT: Final = frozenset(
+    [
+        *("date_diff", "date_part", "date_sub", "date_trunc", "datediff", "datepart", "datesub"),
+        *("datetrunc", "timezone"),
+    ]
+)
+"""Functions whose first argument, a zone or a part of a time, has to be a constant: whether they
+look at it where the time is null or infinite depends on the other rows.
+"""
+
 _LIST: Final = "list_filter(orders, lambda p: p.offset > 5)"
 _SPELLINGS: Final[Mapping[str, str]] = {
     "array_max": "list_max(x)",
@@ -313,6 +323,8 @@ class Gate:
             raise RefusedError(f"has `{name}`, which {OUTSIDE[name]}")
         if name == "age" and len(children) == 1:
             raise RefusedError("has `age` of one time, which reads the clock: give it two")
+        if name in _WRITTEN_OUT and len(children) > 1 and not _is_written_out(children[0]):
+            raise RefusedError(f"has `{name}` without a constant as its first argument")
         if "`" in name:
             raise RefusedError('quotes a name with backticks: quote it with double quotes, "..."')
         self._check_known(name)
@@ -364,6 +376,13 @@ class Gate:
             if child["class"] == "LAMBDA":
                 raise RefusedError(f"has `{name}` with a lambda: write `list_reduce`")
             raise RefusedError(f"has `{name}` with another aggregate than a named one of DuckDB's")
+
+
+def _is_written_out(node: Mapping[str, Any]) -> bool:
+    """Return whether a node of a tree is a constant."""
+    if node["class"] == "CAST":
+        return _is_written_out(node["child"])
+    return bool(node["class"] == "CONSTANT")
 
 
 def _lambda(node: Mapping[str, Any]) -> tuple[frozenset[str], object]:
