@@ -22,7 +22,7 @@ from tests.support.expressions import EXPRESSIONS, ROWS, SCHEMA, TIME, answers, 
 from watersmeet import expressions
 from watersmeet.core.message import message_bytes
 from watersmeet.errors import ConfigurationError, WorkerEndedError
-from watersmeet.expressions import MESSAGE, PREDICATE, evaluate, expression_problem
+from watersmeet.expressions import MESSAGE, PREDICATE, evaluate, expression_problem, protocol
 from watersmeet.expressions.gate import OUTSIDE
 from watersmeet.expressions.process import connect
 from watersmeet.expressions.publish import CONTENT, Expressions
@@ -330,6 +330,42 @@ def test_no_rows_are_no_rows() -> None:
 def test_an_expression_that_does_not_pass_is_not_evaluated() -> None:
     with pytest.raises(ConfigurationError, match="`random"):
         evaluate("random() > 0.5", pa.table({"merge_key": ["a"]}), PREDICATE)
+
+
+# -- what is sent
+
+
+@pytest.mark.parametrize(
+    ("text", "is_small"),
+    [
+        ("len(orders) > 0", True),
+        ("len(ORDERS) + size(Orders) > 1 AND merge_key != ''", True),
+        ("len(list_filter([1, 2], lambda orders: orders > len(tracking))) > 0", True),
+        ("len(orders) > 0 AND orders[1].value IS NULL", False),
+        ("len(list_filter(orders, lambda p: len(orders) > p.offset)) > 0", False),
+        ("len(orders[1].value) > 0", False),
+        ("orders IS NULL OR len(orders) > 1", False),
+        ("len(merge_key) > 1", True),
+    ],
+)
+def test_of_lists_whose_length_alone_is_read_the_values_are_not_sent(
+    text: str, is_small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = {"offset": 1, "event_time": 0, "value": "x" * 10_000}
+    orders = pa.array([None, [], [part], [part, part]] * 2, SCHEMA.field("orders").type)
+    rows = pa.table({"merge_key": [*"abcd", *"aäbc"], "orders": orders, "tracking": orders})
+    rows = pa.concat_tables([rows, rows.slice(3, 4), rows.slice(0, 0)])
+    sent = list[int]()
+
+    def write(stream: Any, head: Any, request: pa.Table) -> None:
+        sent.append(request.nbytes)
+        protocol.write(stream, head, request)
+
+    monkeypatch.setattr(expressions, "write", write)
+    found = evaluate(text, rows, PREDICATE)
+    assert (max(sent) < 10_000) == is_small
+    monkeypatch.setattr(expressions, "_read", lambda rows, _: rows)
+    assert found == evaluate(text, rows, PREDICATE)
 
 
 # -- what becomes of merge records

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.errors import ConfigurationError, WorkerEndedError
-from watersmeet.expressions.protocol import MEMORY_BYTES, ROW_S, read, write
+from watersmeet.expressions.protocol import COUNTED, MEMORY_BYTES, ROW_S, read, write
 
 PREDICATE: Final = ("BOOLEAN",)
 """Types of `publish.valid`, as DuckDB names them."""
@@ -136,7 +137,7 @@ class _Evaluator:
         count = len(rows)
         if not columns:  # the same of every row
             columns, rows = rows.column_names[:1], rows[:1]
-        rows = rows.select(columns)
+        rows = _read(rows, columns)
         request = {"text": text}
         found = []
         error = None
@@ -191,6 +192,26 @@ class _Evaluator:
             cast(BinaryIO, process.stdin).close()
         with process:  # closes its other pipe, and waits for its end
             return process.wait()
+
+
+def _read(rows: pa.Table, columns: list[str]) -> pa.Table:
+    """Return these columns; where only the length of a list is read, one of as many zeros."""
+    read = {}
+    for column in columns:
+        name = column.removeprefix(COUNTED)
+        read[name] = rows[name]
+        if name != column and pa.types.is_list(read[name].type):
+            chunks = [*map(_zeros, read[name].chunks)]
+            read[name] = pa.chunked_array(chunks, pa.list_(pa.int8()))
+    return pa.table(read)
+
+
+def _zeros(lists: pa.ListArray) -> pa.ListArray:
+    lengths = pc.fill_null(pc.list_value_length(lists), 0)
+    ends = pc.cumulative_sum(lengths)
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    values = pa.array(np.zeros(offsets[-1].as_py(), np.int8))
+    return pa.ListArray.from_arrays(offsets, values, mask=lists.is_null())
 
 
 def _request(rows: pa.Table, begin: int, size: int) -> pa.Table:

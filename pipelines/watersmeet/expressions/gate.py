@@ -17,6 +17,7 @@ from typing import Any, Final
 import duckdb
 
 from watersmeet.core.texts import printable
+from watersmeet.expressions.protocol import COUNTED
 
 ROWS: Final = "_rows"
 """The name under which a connection has the rows of a batch. No column can have it."""
@@ -112,7 +113,8 @@ def problem(
     connection: duckdb.DuckDBPyConnection, text: str, kinds: tuple[str, ...]
 ) -> tuple[str | None, list[str]]:
     """Return what is wrong with an expression over the columns of `ROWS` that must give one of
-    `kinds`, in words, and which of the columns it reads; None where nothing is wrong.
+    `kinds`, in words, and which of the columns it reads; None where nothing is wrong. Those of
+    which it reads only the length begin with `COUNTED`.
 
     Raises duckdb.Error where DuckDB cannot plan it.
     """
@@ -129,7 +131,9 @@ def problem(
         return f"is not DuckDB SQL over silver's columns: {_reason(error, text)}", []
     if kind not in kinds:
         return f"gives {kind}", []
-    return None, [name for name in columns if name.lower() in read]
+    whole = [name for name in columns if name.lower() in read]
+    counted = [name for name in columns if COUNTED + name.lower() in read]
+    return None, whole + [COUNTED + name for name in counted if name not in whole]
 
 
 def query(text: str) -> str:
@@ -313,6 +317,8 @@ class Gate:
             named, body = _lambda(children[1])
             yield from self.columns_of([children[0], *children[2:]], scope, within)
             yield from self.columns_of(body, scope | named, within)
+        elif name in ("len", "size") and [*map(_is_name, children)] == [True]:
+            yield from (COUNTED + column for column in self.columns_of(children, scope, within))
         else:
             yield from self.columns_of(children, scope, within)
 
@@ -383,6 +389,10 @@ def _is_written_out(node: Mapping[str, Any]) -> bool:
     if node["class"] == "CAST":
         return _is_written_out(node["child"])
     return bool(node["class"] == "CONSTANT")
+
+
+def _is_name(node: Mapping[str, Any]) -> bool:
+    return node["class"] == "COLUMN_REF" and len(node["column_names"]) == 1
 
 
 def _lambda(node: Mapping[str, Any]) -> tuple[frozenset[str], object]:

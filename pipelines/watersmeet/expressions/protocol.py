@@ -21,6 +21,9 @@ ROW_S: Final = 1.0
 ROWS_S: Final = 0.25
 """Processor time for several rows: where they take more, fewer of them are evaluated at a time."""
 
+COUNTED: Final = "len "
+"""Beginning of the name of a column of which an expression reads only the length."""
+
 _LENGTHS: Final = struct.Struct("<QQ")
 
 
