@@ -184,6 +184,7 @@ class SparkEngine(Polling, SparkWriter):
                 raise PythonException(failure)
             entries = told[FILE.name].unique().to_pylist()
             files.entries = [AddAction(**json.loads(entry)) for entry in entries]
+            files.check(table)
             yield files, told
         finally:
             if not files.are_offered:
@@ -311,8 +312,6 @@ class SparkEngine(Polling, SparkWriter):
         if by_delta_rs is None:
             super().append(table, rows, commit)
         elif isinstance(rows, pa.Table | WrittenFiles):
-            if isinstance(rows, WrittenFiles):
-                rows.check(table)
             with self.changing(table):
                 by_delta_rs.append(table, rows, commit)
         elif by_delta_rs.takes_files(table):
