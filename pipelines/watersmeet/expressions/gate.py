@@ -367,13 +367,7 @@ class Gate:
 
     def _check_aggregate(self, name: str, children: list[dict[str, Any]]) -> None:
         """Raise RefusedError where a list is aggregated by an aggregate that draws lots."""
-        if name not in (
-            "aggregate",
-            "array_aggr",
-            "array_aggregate",
-            "list_aggr",
-            "list_aggregate",
-        ):
+        if name not in _LIST_AGGREGATES:
             return
         for child in children[1:2]:
             aggregate = str((child.get("value") or {}).get("value")).lower()

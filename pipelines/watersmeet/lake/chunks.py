@@ -88,7 +88,7 @@ def sizes_at(
     found: dict[tuple[int, int], int] = {}
     for chunk in _of_few_rows(input_id, table, *in_order.reshape(-1, 2).T):
         rows = read_chunk(reader, chunk, [*_PLACE, RECORD_BYTES.name], conditions)
-        found |= zip(_places_of(rows), rows[RECORD_BYTES.name].to_pylist(), strict=True)
+        found |= zip(places_of(rows), rows[RECORD_BYTES.name].to_pylist(), strict=True)
     return found
 
 
@@ -115,7 +115,7 @@ def _cuts(reader: TableReader, chunk: Chunk) -> list[int]:
     Each part then has about `CHUNK_BYTES` at most.
     """
     rows = read_chunk(reader, chunk, [*_PLACE, RECORD_BYTES.name])
-    sizes = dict(zip(_places_of(rows), sizes_of(rows).tolist(), strict=True))
+    sizes = dict(zip(places_of(rows), sizes_of(rows).tolist(), strict=True))
     cuts = list[int]()
     room = CHUNK_BYTES
     for number, place in enumerate(_places(chunk)):
@@ -137,7 +137,7 @@ def read_chunk(
     where = of_topic(chunk.input, [[*conditions, *terms] for terms in _near(chunk)])
     rows = reader.select(chunk.table, columns, where)
     requested = {*_places(chunk)}
-    is_one = [place in requested for place in _places_of(rows)]
+    is_one = [place in requested for place in places_of(rows)]
     return rows.filter(pa.array(is_one, pa.bool_()))
 
 
@@ -145,7 +145,8 @@ def _places(chunk: Chunk) -> Iterator[tuple[int, int]]:
     return ((p, at) for p, offsets in chunk.offsets.items() for at in offsets.tolist())
 
 
-def _places_of(rows: pa.Table) -> Iterator[tuple[int, int]]:
+def places_of(rows: pa.Table) -> Iterator[tuple[int, int]]:
+    """Yield the partition and offset of each row."""
     return zip(*(rows[name].to_pylist() for name in _PLACE), strict=True)
 
 

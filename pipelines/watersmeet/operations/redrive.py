@@ -40,6 +40,7 @@ from watersmeet.lake.chunks import (
     RECORD,
     Chunk,
     chunks_of,
+    places_of,
     read_chunk,
     records_at,
 )
@@ -201,8 +202,8 @@ class Redrive:
         origins = self.settings.repartitioned[source].from_topics
         for chunk in chunks:
             rows = read_chunk(self.reader, chunk, _WHOLE, conditions)
-            places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
-            for (p, offset), key in zip(places, merge_keys(rows, rules).to_pylist(), strict=True):
+            keys = merge_keys(rows, rules).to_pylist()
+            for (p, offset), key in zip(places_of(rows), keys, strict=True):
                 if key is not None and murmur2(key.encode()) % self.partitions != p:
                     raise ConfigurationError(
                         f"{input_id.topic}[{p}]@{offset} was refused before "
