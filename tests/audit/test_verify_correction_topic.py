@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from tests.audit.inputs import case_of, settings_of, with_topics
@@ -37,6 +38,7 @@ from watersmeet.audit.verify import verify
 from watersmeet.audit.verify_correction_topic import read_correction_topic
 from watersmeet.engine.choice import open_engine
 from watersmeet.engine.embedded import EmbeddedEngine
+from watersmeet.expressions import Outcome
 from watersmeet.gold import Gold
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
@@ -309,7 +311,9 @@ def test_valid_and_value_are_judged_by_the_epoch_that_settles(
     assert found_in(lake.settings) == []
     monkeypatch.setattr(
         "watersmeet.expressions.publish.Expressions.messages",
-        lambda _, rows: rows["merge_key"].cast(pa.large_binary()),
+        lambda _, rows: Outcome(
+            rows["merge_key"].cast(pa.large_binary()), pc.is_null(rows["merge_key"]), None
+        ),
     )
     assert {what for where, what in found_in(lake.settings)} == {
         "value differs from the row of corrections"
