@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +111,24 @@ def groups(by: Int64s, order_by: Int64s | None = None) -> dict[int, Int64s]:
     """
     order, begins = in_groups(by, order_by)
     return {int(by[rows[0]]): rows for rows in np.split(order, begins[1:]) if len(rows)}
+
+
+def cuts(
+    sizes: Sequence[int] | Int64s, max_bytes: int, max_rows: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Yield where pieces of rows in order begin and end, each as long as it may be.
+
+    A piece has at most `max_bytes` in all, or a single row.
+    """
+    totals = np.cumsum(np.asarray(sizes, np.int64))
+    begin = 0
+    before = 0  # bytes of the rows before the piece
+    while begin < len(totals):
+        end = max(begin + 1, int(np.searchsorted(totals, before + max_bytes, "right")))
+        end = min(end, begin + max_rows) if max_rows else end
+        yield begin, end
+        begin = end
+        before = int(totals[end - 1])
 
 
 def as_ranges(offsets: Int64s) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
-from itertools import pairwise, repeat
+from itertools import repeat
 from math import isfinite, isnan
 from typing import Any, Final, TypeAlias
 
@@ -22,7 +22,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Int64s, int64s
+from watersmeet.core.columns import Int64s, cuts, int64s
 from watersmeet.core.turns import LARGE_BYTES, in_turn
 from watersmeet.core.types import TIME
 
@@ -64,7 +64,9 @@ def typed_values(
         return values.cast(value_type)
     outline = _outline(value_type)
     structs = []
-    for first, last in pairwise(_cuts(sizes(values))):
+    # What a piece becomes may take many times its bytes. Only a single value may have more of them
+    # than are parsed beside others (`core.turns`).
+    for first, last in cuts(sizes(values), LARGE_BYTES, _ROWS):
         texts = values[first:last].to_numpy(zero_copy_only=False).tolist()
         with in_turn(sum(len(text or b"") for text in texts)):
             if decode is None:
@@ -72,22 +74,6 @@ def typed_values(
             else:
                 structs.append(_decoded(texts, value_type, decode, places))
     return pa.concat_arrays(structs) if structs else pa.array([], value_type)
-
-
-def _cuts(value_sizes: Int64s) -> list[int]:
-    """Return where pieces begin and end of which each is parsed at once.
-
-    What a piece becomes may take many times its bytes. Only a single value may have more of them
-    than are parsed beside others (`core.turns`).
-    """
-    cuts = [0]
-    room = LARGE_BYTES
-    for row, size in enumerate(value_sizes.tolist()):
-        if row - cuts[-1] == _ROWS or (size > room and cuts[-1] < row):
-            cuts.append(row)
-            room = LARGE_BYTES
-        room -= size
-    return [*cuts, len(value_sizes)] if len(value_sizes) else cuts
 
 
 def _decoded(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.columns import Int64s, in_groups
+from watersmeet.core.columns import Int64s, cuts, in_groups
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import FORGOTTEN, RECORD_BYTES
 from watersmeet.lake.inputs import of_topic
@@ -55,8 +55,8 @@ def chunks_of(
     """Yield some records of an input, which a table has, in chunks by (partition, offset)."""
     for chunk in _of_few_rows(input_id, table, partitions, offsets):
         places = np.array([*_places(chunk)])
-        for part in np.split(places, _cuts(reader, chunk)):
-            yield _chunk(input_id, table, *part.T)
+        for begin, end in cuts(_sizes(reader, chunk), CHUNK_BYTES):
+            yield _chunk(input_id, table, *places[begin:end].T)
 
 
 def records_at(
@@ -109,22 +109,11 @@ def _chunk(input_id: InputId, table: str, partitions: Int64s, offsets: Int64s) -
     )
 
 
-def _cuts(reader: TableReader, chunk: Chunk) -> list[int]:
-    """Return the numbers of the records, in order, before which a chunk must be cut.
-
-    Each part then has about `CHUNK_BYTES` at most.
-    """
+def _sizes(reader: TableReader, chunk: Chunk) -> list[int]:
+    """Return the bytes of each record of a chunk, in order; 0 of one that the table lacks."""
     rows = read_chunk(reader, chunk, [*_PLACE, RECORD_BYTES.name])
     sizes = dict(zip(places_of(rows), sizes_of(rows).tolist(), strict=True))
-    cuts = list[int]()
-    room = CHUNK_BYTES
-    for number, place in enumerate(_places(chunk)):
-        size = sizes.get(place, 0)
-        if size > room and room < CHUNK_BYTES:
-            cuts.append(number)
-            room = CHUNK_BYTES
-        room -= size
-    return cuts
+    return [sizes.get(place, 0) for place in _places(chunk)]
 
 
 def read_chunk(

@@ -24,6 +24,7 @@ from watersmeet.core.columns import (
     NULL_TIME,
     Booleans,
     Int64s,
+    cuts,
     int64s,
     lengths,
     looked_up,
@@ -263,16 +264,9 @@ class Correcting:
             ).items()
         }
         packed = reader.row_bytes(tables.LATE)
-        begin = 0
-        room = CHUNK_BYTES
-        for number, place in enumerate(_places(late.rows)):
-            size = sizes.get(place, packed) + ROW_BYTES
-            if begin < number and (size > room or number - begin == MAX_KEYS):
-                yield late.slice(begin, number)
-                begin = number
-                room = CHUNK_BYTES
-            room -= size
-        yield late.slice(begin, late.rows.num_rows)
+        of_rows = [sizes.get(place, packed) + ROW_BYTES for place in _places(late.rows)]
+        for begin, end in cuts(of_rows, CHUNK_BYTES, MAX_KEYS):
+            yield late.slice(begin, end)
 
     def _with_values(self, late: Settled) -> Settled:
         """Return late records with all columns of `late`."""
@@ -437,19 +431,14 @@ def _chunks(late: Settled, near: Near, before: pa.Table, rules: LateRules) -> It
     for rows in (near.closed, near.corrected, before):
         for key, size in zip(_keys(rows), sizes_of(rows).tolist(), strict=True):
             content[key] += size
-    begin = 0
-    room = CHUNK_BYTES
     sizes = lengths(late.rows["value"]) + ROW_BYTES
+    needed = list[int]()
     total = Counter[tuple[Any, ...]]()
     largest = Counter[tuple[Any, ...]]()
     columns = sizes.tolist(), rules.max_versions.tolist()
-    for number, (key, size, most) in enumerate(zip(_keys(late.rows), *columns, strict=True)):
+    for key, size, most in zip(_keys(late.rows), *columns, strict=True):
         total[key] += size
         largest[key] = max(size, largest[key])
-        needed = content[key] + min(total[key], most * largest[key])
-        if begin < number and needed > room:
-            yield late.slice(begin, number)
-            begin = number
-            room = CHUNK_BYTES
-        room -= needed
-    yield late.slice(begin, late.rows.num_rows)
+        needed.append(content[key] + min(total[key], most * largest[key]))
+    for begin, end in cuts(needed, CHUNK_BYTES):
+        yield late.slice(begin, end)
