@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
-from watersmeet.core.columns import int64s, times_ms
+from watersmeet.core.columns import cuts, int64s, times_ms
 from watersmeet.core.correction_sequence import (
     ORDER,
     CorrectionPlace,
@@ -192,15 +192,7 @@ class CorrectedSequence(LakeSequence):
 def _chunks(partition: int, rows: pa.Table) -> Iterator[CorrectionChunk]:
     """Yield corrections of a partition, in order, in chunks that fit into memory."""
     places = places_of(rows)
-    row_bytes = sizes_of(rows).tolist()
-    begin = 0
-    room = CHUNK_BYTES
-    for number, size in enumerate([*row_bytes, 0]):
-        is_end = number == len(places)
-        if begin < number and (is_end or size > room or number - begin == CHUNK_ROWS):
-            some = places[begin:number]
-            offsets = sorted({place.offset for place in some})
-            yield CorrectionChunk(partition, some[0], some[-1], offsets)
-            begin = number
-            room = CHUNK_BYTES
-        room -= size
+    for begin, end in cuts(sizes_of(rows), CHUNK_BYTES, CHUNK_ROWS):
+        some = places[begin:end]
+        offsets = sorted({place.offset for place in some})
+        yield CorrectionChunk(partition, some[0], some[-1], offsets)
