@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import psutil
 import pyarrow as pa
@@ -19,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from tests.kafka.test_reading import send
 from tests.support.topics import create_topics, produce
 from watersmeet import errors
-from watersmeet.core.reading import KAFKA
+from watersmeet.core.reading import KAFKA, ReadingRules, bronze_schema, read_records
 from watersmeet.errors import (
     DataLossError,
     KafkaUnreachableError,
@@ -168,6 +170,59 @@ def test_large_records_are_read_as_far_as_there_is_room_without_a_gap(
         assert [(p, o) for p in last for o in range(position[p], ends[p])] == places(found)
         position, seen = ends, seen + places(found)
     assert sorted(seen) == [(p, o) for p in last for o in range(last[p])]
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("sent", "max_bytes", "most_bytes"),
+    [
+        pytest.param([(b"1", 7 * MIB)], 8 * MIB, MIB, id="alone"),
+        pytest.param([(b"1.5", 7 * MIB)], 8 * MIB, MIB, id="alone and not read by columns"),
+        pytest.param([(b"1", 7 * MIB)], 6 * MIB, MIB, id="alone and too large"),
+        pytest.param([(b"1", 5 * MIB), (b"1", 7 * MIB)], 6 * MIB, 22 * MIB, id="beside another"),
+    ],
+)
+def test_a_large_value_is_not_copied_while_it_is_read(
+    settings: KafkaSettings,
+    topic: str,
+    arrow_peak: Callable[[], int],
+    sent: list[tuple[bytes, int]],
+    max_bytes: int,
+    most_bytes: int,
+) -> None:
+    """Where one of a batch is too large, the others are copied."""
+    create_topics(settings, topic, partitions=1)
+    values = [b'{"id": "a", "at": %s, "text": "%s"}' % (at, b"x" * size) for at, size in sent]
+    produce(settings, topic, [(0, value) for value in values], codec="zstd")
+    rules = ReadingRules((("at",),), 0, ((("id",),),), max_record_bytes=max_bytes)
+    found, _ = read_decoded(
+        settings,
+        [Range(topic, 0, 0, len(values))],
+        partial(read_records, rules=rules),
+        bronze_schema(),
+    )
+    assert arrow_peak() < most_bytes
+    assert found["value"].to_pylist() == [v if len(v) <= max_bytes else None for v in values]
+    assert found["reason"].to_pylist() == [
+        None if len(v) <= max_bytes else "too_large" for v in values
+    ]
+
+
+_pools: list[pa.MemoryPool] = []
+"""They stay: what was allocated in one is given back to it."""
+
+
+@pytest.fixture
+def arrow_peak() -> Iterator[Callable[[], int]]:
+    """Return what Arrow has had at most since the test began (bytes)."""
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    _pools.append(pool)
+    pa.set_memory_pool(pool)
+    yield lambda: pool.max_memory() or 0
+    pa.set_memory_pool(before)
 
 
 def places(found: pa.Table) -> list[tuple[int, int]]:

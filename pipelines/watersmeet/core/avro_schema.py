@@ -35,7 +35,7 @@ The fields are as the column takes them. Partition and offset are 0 by default: 
 where a lake's schema of bare Avro has changed. Raises UndecodableError.
 """
 
-_FRAME: Final = 5
+FRAME: Final = 5
 """Number of bytes before a value that say which schema it was written with."""
 
 _NAMED: Final = frozenset(["record", "error", "enum", "fixed"])
@@ -122,7 +122,7 @@ class AvroSchema:
                     "with"
                 )
             try:
-                return read_as_this(writers[schema_id])(value[_FRAME:])
+                return read_as_this(writers[schema_id])(value[FRAME:])
             except UndecodableError as error:
                 raise UndecodableError(f"{error} (written with schema {schema_id})") from None
 
@@ -188,9 +188,9 @@ def schema_id_of(value: bytes | None) -> int | None:
 
     None where the value has another format.
     """
-    if not value or len(value) < _FRAME or value[0] != 0:
+    if not value or len(value) < FRAME or value[0] != 0:
         return None
-    return int.from_bytes(value[1:_FRAME], "big")
+    return int.from_bytes(value[1:FRAME], "big")
 
 
 def avro_schema(text: bytes, path: Path, writers: Mapping[int, str] | None = None) -> AvroSchema:

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.avro_columns import LOCAL
-from watersmeet.core.avro_schema import AvroSchema, as_text, schema_id_of
+from watersmeet.core.avro_schema import FRAME, AvroSchema, as_text, schema_id_of
 from watersmeet.core.column_reading import ColumnReader, column_reader, sent_keys
-from watersmeet.core.columns import Int64s, int64s, lengths
+from watersmeet.core.columns import Booleans, Int64s, int64s, lengths
 from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.json_text import (
     UndecodableError,
@@ -232,7 +232,8 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     bronze = bronze.append_column(RECORD_BYTES, pa.array(record_bytes(table), RECORD_BYTES.type))
     if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
         return bronze
-    ids = [schema_id_of(value) for value in table["value"].to_pylist()]
+    frames = pc.binary_slice(table["value"], 0, FRAME)
+    ids = [schema_id_of(frame) for frame in frames.to_pylist()]
     return bronze.add_column(len(BRONZE), WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
 
 
@@ -307,12 +308,31 @@ def _without_large(kafka: pa.Table, max_bytes: int) -> tuple[pa.Table, dict[int,
         too_large[row] = f"{has}; kafka.max_record_bytes is {max_bytes}"
     for name, is_gone in (("value", is_large), ("key", is_wide), ("headers", is_wide)):
         if is_gone.any():
-            column = kafka[name].combine_chunks()
-            kept = pc.if_else(pa.array(is_gone), pa.scalar(None, column.type), column)
             kafka = kafka.set_column(
-                kafka.schema.get_field_index(name), kafka.schema.field(name), kept
+                kafka.schema.get_field_index(name),
+                kafka.schema.field(name),
+                _with_nulls(kafka[name], is_gone),
             )
     return kafka, too_large
+
+
+def _with_nulls(column: pa.ChunkedArray, is_null: Booleans) -> pa.ChunkedArray:
+    """Return a column with null in some rows.
+
+    What these have is not copied. `take` and `if_else` would make room for it.
+    """
+    null = pa.nulls(1, column.type)
+    chunks = []
+    end = 0
+    for chunk in column.chunks:
+        begin, end = end, end + len(chunk)
+        parts = []
+        kept_from = 0
+        for row in np.flatnonzero(is_null[begin:end]).tolist():
+            parts += [chunk.slice(kept_from, row - kept_from), null]
+            kept_from = row + 1
+        chunks.append(pa.concat_arrays([*parts, chunk.slice(kept_from)]) if parts else chunk)
+    return pa.chunked_array(chunks, column.type)
 
 
 def _refused(bronze: pa.Table, details: Mapping[int, str], rows: Iterable[int]) -> pa.Table:
@@ -370,7 +390,8 @@ def _read_batch(
     columns = [fast.merge_key, fast.event_time, fast.heartbeat, nothing, nothing, fast.tenant]
     if fast.is_left.any():
         is_left = pa.array(fast.is_left)
-        others = _read_one_by_one(kafka.filter(is_left), look, rules)
+        left = kafka if fast.is_left.all() else kafka.filter(is_left)
+        others = _read_one_by_one(left, look, rules)
         columns = [
             pc.replace_with_mask(column, is_left, other)
             for column, other in zip(columns, others.columns[len(KAFKA) :], strict=True)

@@ -297,6 +297,7 @@ class EmbeddedEngine(Polling):
         for rows in chunks:
             file = file or DataFile(layout.schema, layout.counted, repeating)
             file.write(rows)
+            del rows  # not in memory while the next ones come
         if file is None:
             return None
         name = f"{prefix}{uuid.uuid4()}.snappy.parquet"

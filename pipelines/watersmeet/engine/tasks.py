@@ -151,6 +151,7 @@ class ToFiles:
         chunk = list[pa.Table]()
         for batch in read_range(self.source.kafka, offset_range):
             chunk.append(self.source.decode(batch).select(schema.names).cast(schema))
+            del batch  # not in memory while the next one comes
             if sum(rows.nbytes for rows in chunk) >= ROW_GROUP_BYTES:
                 yield self._counted(chunk, engine, groups)
                 chunk = []

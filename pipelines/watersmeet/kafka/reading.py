@@ -274,10 +274,18 @@ def _batch(
         pa.array(times_us).view(TIME),
         pa.array(np.array(kinds, np.int32) - 1),
         pa.array([message.key() for message in messages], pa.binary()),
-        pa.array([message.value() for message in messages], pa.binary()),
+        _values([message.value() for message in messages]),
         _header_column(headers),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=KAFKA)
+
+
+def _values(values: Sequence[bytes | None]) -> pa.Array:
+    """Return values as a column; one that is alone, as large ones are, is not copied."""
+    if len(values) != 1 or (value := values[0]) is None:
+        return pa.array(values, pa.binary())
+    offsets = pa.py_buffer(np.array([0, len(value)], np.int32))
+    return pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(value)])
 
 
 def _header_column(headers: Sequence[_Headers]) -> pa.Array:

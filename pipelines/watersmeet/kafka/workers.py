@@ -3,8 +3,8 @@ rest of bronze.
 
 Few records are read by threads of this process, before other processes would have started. Many are
 read by worker processes, one for each core, which are started with the first of them and end with
-the process that started them, however that ends. A worker hands its rows on in Arrow's stream
-format.
+the process that started them, however that ends. A worker process hands its rows on in Arrow's
+stream format.
 """
 
 from __future__ import annotations
@@ -60,17 +60,19 @@ def read_decoded(
     room = None if max_bytes is None else max_bytes // max(1, len(parts))
     tables = [schema.empty_table()]
     ends = {whole.partition: whole.from_offset for whole in ranges}
-    futures: list[Future[tuple[pa.Buffer, int]]] = []
+    futures: list[Future[tuple[pa.Table | pa.Buffer, int]]] = []
     is_few = sum(part.size for part in parts) <= FEW_OFFSETS
     workers: Executor = _THREADS if is_few else _processes()
+    read = _read if is_few else _read_packed
     try:
         with _blocked_signals():
-            futures += [workers.submit(_read, kafka, part, decode, schema, room) for part in parts]
+            futures += [workers.submit(read, kafka, part, decode, schema, room) for part in parts]
         for part, future in zip(parts, futures, strict=True):
-            packed, end = future.result()
+            rows, end = future.result()
             # Else there is a gap before it, and it is read another time.
             if ends[part.partition] == part.from_offset:
-                tables.append(pa.ipc.open_stream(packed).read_all())
+                is_packed = isinstance(rows, pa.Buffer)
+                tables.append(pa.ipc.open_stream(rows).read_all() if is_packed else rows)
                 ends[part.partition] = end
     except BrokenProcessPool as error:
         _discard(workers)  # whoever tries again gets new ones
@@ -84,20 +86,44 @@ def read_decoded(
 
 def _read(
     kafka: KafkaSettings, offset_range: Range, decode: Decode, schema: pa.Schema, room: int | None
-) -> tuple[pa.Buffer, int]:
-    """Return the records of a range, packed, and where reading ended: after the batch that has
-    filled the room.
+) -> tuple[pa.Table, int]:
+    """Return the records of a range, and where reading ended: after the batch that has filled the
+    room.
     """
+    tables, ends = zip(*_decoded(kafka, offset_range, decode, schema, room), strict=True)
+    return pa.concat_tables(tables), ends[-1]
+
+
+def _read_packed(
+    kafka: KafkaSettings, offset_range: Range, decode: Decode, schema: pa.Schema, room: int | None
+) -> tuple[pa.Buffer, int]:
+    """Return what `_read` does, packed for another process."""
     packed = pa.BufferOutputStream()
-    end = offset_range.until_offset
+    end = offset_range.from_offset
     with pa.ipc.new_stream(packed, schema) as stream:
-        for batch in read_range(kafka, offset_range):
-            stream.write_table(decode(batch).select(schema.names).cast(schema))
-            if room is not None and packed.tell() >= room:
-                end = batch["offset"][-1].as_py() + 1
-                break
-            del batch  # not in memory while the next one comes
+        for rows, end in _decoded(kafka, offset_range, decode, schema, room):
+            stream.write_table(rows)
+            del rows  # not in memory while the next ones come
     return packed.getvalue(), end
+
+
+def _decoded(
+    kafka: KafkaSettings, offset_range: Range, decode: Decode, schema: pa.Schema, room: int | None
+) -> Iterator[tuple[pa.Table, int]]:
+    """Yield the records of a range batch by batch, each with where reading ends if it ends there.
+
+    The last ones are none, or have filled the room.
+    """
+    size = 0
+    for batch in read_range(kafka, offset_range):
+        rows = decode(batch).select(schema.names).cast(schema)
+        end = batch["offset"][-1].as_py() + 1
+        size += rows.nbytes
+        yield rows, end
+        if room is not None and size >= room:
+            return
+        del batch, rows  # not in memory while the next ones come
+    yield schema.empty_table(), offset_range.until_offset
 
 
 _THREADS: Final = ThreadPoolExecutor(os.cpu_count() or 1)
