@@ -99,12 +99,13 @@ def _read_packed(
 ) -> tuple[pa.Buffer, int]:
     """Return what `_read` does, packed for another process."""
     packed = pa.BufferOutputStream()
-    end = offset_range.from_offset
+    ends = []
     with pa.ipc.new_stream(packed, schema) as stream:
         for rows, end in _decoded(kafka, offset_range, decode, schema, room):
             stream.write_table(rows)
+            ends.append(end)
             del rows  # not in memory while the next ones come
-    return packed.getvalue(), end
+    return packed.getvalue(), ends[-1]
 
 
 def _decoded(
