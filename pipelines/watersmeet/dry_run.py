@@ -533,9 +533,10 @@ class DryRun:
         if not rows.num_rows:
             return []
         values = with_message_values(as_silver(rows), self.settings)["value"]
+        late_records = rows.select(["source", "topic", "offset", "version"]).to_pylist()
         described = []
         for row, late in zip(
-            correction_messages(rows, values, None).to_pylist(), rows.to_pylist(), strict=True
+            correction_messages(rows, values, None).to_pylist(), late_records, strict=True
         ):
             input_id = InputId(late["source"], late["topic"])
             place = self._place(input_id, partition, late["offset"])

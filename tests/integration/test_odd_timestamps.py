@@ -13,8 +13,9 @@ import pytest
 
 from tests.support.cases import SOURCES, keyed
 from tests.support.commands import here
+from tests.support.quality import expected, suite_file
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
-from tests.support.topics import ANY_TIME, CheckedProducer, consume, create_topics
+from tests.support.topics import ANY_TIME, CheckedProducer, consume, create_topics, make_again
 from watersmeet.audit.show import utc
 from watersmeet.core.times import LAST_EVENT_TIME_MS, time_text
 from watersmeet.engine.spark import SparkEngine
@@ -22,6 +23,8 @@ from watersmeet.engine.spark import SparkEngine
 MICROSECONDS = 1_768_780_800_123_456
 NANOSECONDS = 1_768_780_800_123_456_789
 TIMES = (MICROSECONDS, NANOSECONDS, LAST_EVENT_TIME_MS + 1, 5_000, 2**63 - 1)
+FAR = 300_000_000_000_000
+"""In the year 11476: Python has no such time."""
 NEGATIVE = (-1, -5_000, -(2**63))
 """Nothing vouches for the event time of a record with one: it is refused in any case."""
 
@@ -81,6 +84,87 @@ def test_timestamps_beyond_every_calendar_stop_nothing_and_are_shown_as_out_of_r
     text = unescape(page.read_text())
     assert "40 records have a timestamp of Kafka's that no calendar has" in text
     assert "1970-01-01" in text
+
+
+@pytest.fixture
+def far(kafka: str, tmp_path: Path) -> River:
+    """A river of one partition whose records all have a timestamp of the year 11476."""
+    topics = {source: f"far-{tmp_path.name}-{source}".replace("_", "-") for source in SOURCES}
+    create_topics(kafka, *topics.values(), partitions=1, **ANY_TIME)
+    suite = suite_file(
+        tmp_path,
+        "bronze",
+        "bronze_tracking",
+        expected("expect_column_values_to_be_null", "there is none", column="kafka_timestamp"),
+    )
+    overrides: dict[str, Any] = {
+        **{f"sources__{source}__topic": topic for source, topic in topics.items()},
+        "publish__quarantine_topic": f"far-{tmp_path.name}-quarantine",
+        "quality": {"suites": [suite]},
+    }
+    river = River.make(kafka, tmp_path, f"far-{tmp_path.name}", partitions=1, **overrides)
+    send_far(river, b"{", keyed("a", 1_000), keyed("b", 100_000), keyed("late", 10))
+    river.finish()
+    return river
+
+
+def send_far(river: River, *values: bytes) -> None:
+    producer = CheckedProducer(river.kafka)
+    for source in SOURCES:
+        for value in values:
+            producer.produce(river.topic(source), value, partition=0, timestamp=FAR)
+    assert producer.flush(30) == 0
+
+
+def asked(river: River, *command: str, exit_code: int = 0) -> Any:
+    return json.loads(here(river, *command, "--json", exit_code=exit_code))
+
+
+@pytest.mark.long
+def test_a_record_of_the_year_11476_is_redriven_once(far: River) -> None:
+    redrive = ("redrive", "--reason", "undecodable")
+    assert asked(far, *redrive, "--apply")["sent"] == 2
+    send_far(far, keyed("c", 100_000))
+    in_kafka = asked(far, *redrive, "--apply")
+    assert (in_kafka["sent"], [row["before"] for row in in_kafka["records"]]) == (0, [1, 1])
+    far.finish()
+    assert [row["before"] for row in asked(far, *redrive)["records"]] == [1, 1]
+
+
+@pytest.mark.long
+def test_a_topic_with_records_of_the_year_11476_may_move(far: River) -> None:
+    for source in SOURCES:
+        make_again(far.kafka, far.topic(source), 1, config=ANY_TIME)
+    assert asked(far, "validate")["ok"] is True
+
+
+@pytest.mark.long
+def test_every_command_answers_of_records_of_the_year_11476(far: River) -> None:
+    for command in (
+        ["status"],
+        ["explain", "a"],
+        ["explain", "late"],
+        ["verify", "--full"],
+        ["rebuild", "--into", "again"],
+        ["verify", "--against", "again"],
+        ["validate"],
+        ["forget", "a", "--apply"],
+        ["forget", "late", "--apply"],
+        ["verify"],
+    ):
+        assert asked(far, *command) is not None
+    checked = asked(far, "check", exit_code=3)["results"]
+    assert [result["trouble"] for result in checked if result["trouble"]] == []
+    [failed] = [result for result in checked if not result["success"]]
+    [shown] = {example["kafka_timestamp"] for example in failed["examples"]}
+    assert shown == f"{FAR} ms (out of range)"
+    page = far.folder / "report.html"
+    here(far, "report", "--out", str(page))
+    far.config["keep"] = dict.fromkeys(("bronze", "silver", "late", "quarantine"), "1h")
+    far.write()
+    here(far, "maintain")
+    far.finish()
+    assert asked(far, "verify") is not None
 
 
 @pytest.mark.parametrize("ms", [MICROSECONDS, NANOSECONDS, LAST_EVENT_TIME_MS + 1, -(10**16), -1])

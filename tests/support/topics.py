@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -263,11 +263,17 @@ def as_it_was(message: Message) -> tuple[bytes | None, int]:
     return message.value(), message.timestamp()[1]
 
 
-def make_again(kafka: Access, topic: str, partitions: int, change: Change = as_it_was) -> None:
+def make_again(
+    kafka: Access,
+    topic: str,
+    partitions: int,
+    change: Change = as_it_was,
+    config: Mapping[str, str] | None = None,
+) -> None:
     """Has a topic made again with the records that it had, as that of another cluster."""
     messages = consume(kafka, topic, partitions)
     delete_topic(kafka, topic)
-    create_topics(kafka, topic, partitions=partitions)
+    create_topics(kafka, topic, partitions=partitions, **config or {})
     producer = Producer(client_options(kafka))
     for message in messages:
         value, timestamp = change(message)

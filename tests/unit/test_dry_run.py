@@ -42,6 +42,7 @@ from tests.support.topics import Published
 from watersmeet.audit.show import try_view
 from watersmeet.cli import app
 from watersmeet.core.message import message_bytes
+from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.dev.init import write_example
 from watersmeet.dry_run import try_file, try_records
 from watersmeet.errors import ConfigurationError
@@ -206,6 +207,22 @@ def test_it_shows_the_corrections_that_their_model_makes(seeds: list[int]) -> No
         ]
         expected = [(p, source, of_offset) for p, source, _, of_offset in models.late_duplicates()]
         assert sorted(repeated) == sorted(expected)
+
+
+def test_a_correction_of_the_last_moment_of_the_calendar_is_shown() -> None:
+    """It is settled later than that."""
+    settings = settings_for(
+        Path("/nowhere"), publish__corrections={"topic": "merged-corrections", "within": "1d"}
+    )
+    sent_late = LAST_EVENT_TIME_MS - 500
+    records = [
+        {"source": source, "value": keyed(key, time), "timestamp": LAST_EVENT_TIME_MS}
+        for key, time in (("a", sent_late), ("z", LAST_EVENT_TIME_MS))
+        for source in ("tracking", "orders")
+    ]
+    late = {"source": "orders", "value": keyed("a", sent_late), "timestamp": LAST_EVENT_TIME_MS}
+    [correction] = try_records(settings, [*records, late])["corrections"]
+    assert (correction["key"], correction["timestamp"]) == ("a", sent_late)
 
 
 COORDINATES = ("source", "topic", "partition", "offset")

@@ -285,9 +285,9 @@ class Refused:
         """
         claims = list(_claims(self.input.topic, rows))
         self._read({(p, offset) for p, _, offset, _ in claims})
-        records = (
-            {(row["partition"], row["offset"]): row for row in rows.to_pylist()} if claims else {}
-        )
+        # Not all columns: Python has no such times as Kafka's timestamps may be.
+        whole = rows.select(_WHOLE).to_pylist() if claims else []
+        records = {(row["partition"], row["offset"]): row for row in whole}
         for p, at, offset, count in claims:
             if self._fingerprints[p, offset] == _fingerprint(records[p, at], count):
                 yield p, at, offset

@@ -19,7 +19,7 @@ from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
 from watersmeet.lake.identity import remade_topics
 from watersmeet.lake.inputs import of_topic
-from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.table_reader import TableReader, normalise
 from watersmeet.settings import Settings
 
 LAST = 5
@@ -69,12 +69,12 @@ def _has_the_records(
         if not since <= offset < end:
             return False
         where = [[("partition", "=", p), ("offset", ">=", since), ("offset", "<=", offset)]]
-        rows = reader.rows(table, _KEPT, of_topic(input_id, where))
+        rows = reader.select(table, _KEPT, of_topic(input_id, where))
         read = read_range(settings.kafka, Range(topic, p, since, offset + 1))
         in_kafka = {
             row["offset"]: row
             for batch in read
-            for row in pa.table(batch.select(_RECORD)).to_pylist()
+            for row in normalise(pa.table(batch.select(_RECORD))).to_pylist()
         }
         pairs = [
             (row, in_kafka[row["offset"]]) for row in rows.to_pylist() if row["offset"] in in_kafka
