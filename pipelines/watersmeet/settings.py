@@ -51,7 +51,7 @@ from watersmeet.configuration.values import (
 )
 from watersmeet.core.inputs import InputId, names_of, of_source
 from watersmeet.core.paths import parse_path
-from watersmeet.core.window import Window
+from watersmeet.core.window import Closing, Window
 from watersmeet.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:  # heavy, and the command line starts without it
@@ -167,6 +167,12 @@ class MergeSettings(Part):
         if self.window_by_gap is not None:
             return Window(self.window_by_gap.gap_ms, self.window_by_gap.max_ms)
         return Window(self.timeout_ms or 0)
+
+    @property
+    def closing(self) -> Closing:
+        """The rules that decide when merge records close."""
+        window = self.window
+        return Closing(window.gap_ms, window.longest_ms, self.tenant_max_lag_ms or 0)
 
     @property
     def has_tenants(self) -> bool:

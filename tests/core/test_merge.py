@@ -54,7 +54,7 @@ from watersmeet.core.plan import (
 )
 from watersmeet.core.repeated import DUPLICATE_SCHEMA, ID, RECORD_IDS, duplicates_of
 from watersmeet.core.types import DUE
-from watersmeet.core.window import Window
+from watersmeet.core.window import Closing, Window, epoch_start
 
 TIMEOUT_MS = 100
 PARTITIONS = 50
@@ -79,12 +79,16 @@ class PureLake:
     inputs: Sequence[str] = SOURCES
     in_chunks: bool = False
     """Whether open records are merged a few at a time."""
+    stands: bool = False
+    """Whether five epochs at a time follow one another while all clocks stand."""
     has_ids: bool = False
     open_rows: pa.Table | None = None
     finished: list[dict[str, object]] = field(default_factory=list)
     late: list[tuple[object, ...]] = field(default_factory=list)
     duplicates: list[dict[str, object]] = field(default_factory=list)
     replaced: int = 0
+    beyond: int = 0
+    """How often an epoch started beyond the clock of a partition."""
     clocks: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,19 +127,30 @@ class PureLake:
         """Merges everything, in batches of random size."""
         number, windows = 0, list(self.epochs)
         while True:
-            if windows and number > self.epoch_from and self.rng.random() < 0.2:
+            again = self.stands and number == self.epoch_from + 1 and len(self.ended) % 5
+            if windows and number > self.epoch_from and (again or self.rng.random() < 0.2):
                 self.ended.append((dict(self.cursors), dict(self.clocks)))
                 before, window = self.rules, windows.pop(0)
                 passed = {
                     p: horizon_after(before.horizons.get(p), c, before.window.gap_ms)
                     for p, c in self.clocks.items()
                 }
-                self.rules = Rules(window, {**before.horizons, **passed}, dict(self.clocks))
+                start = {
+                    p: epoch_start(
+                        c,
+                        before.epoch_start.get(p, NULL_TIME),
+                        Closing(before.window.gap_ms, before.window.longest_ms, 0),
+                        Closing(window.gap_ms, window.longest_ms, 0),
+                    )
+                    for p, c in self.clocks.items()
+                }
+                self.rules = Rules(window, {**before.horizons, **passed}, start)
+                self.beyond += sum(start[p] > c for p, c in self.clocks.items())
                 self.epoch_from = number
             done = all(self.arrived[tp] == len(rows) for tp, rows in self.rows.items())
-            for tp, rows in self.rows.items():
-                self.arrived[tp] = min(len(rows), self.arrived[tp] + self.rng.choice([0, 1, 5, 40]))
             begins = number == self.epoch_from
+            for tp, rows in self.rows.items() if not (begins and self.stands) else ():
+                self.arrived[tp] = min(len(rows), self.arrived[tp] + self.rng.choice([0, 1, 5, 40]))
             plan = plan_batch(
                 number,
                 self.cursors,
@@ -147,7 +162,7 @@ class PureLake:
             if plan is not None:
                 self._commit(plan)
                 number += 1
-            elif done:
+            elif done and not (self.stands and windows):
                 return
 
     def _available(self, done: bool) -> dict[TopicPartition, Available]:
@@ -432,6 +447,16 @@ def _random_message(rng: random.Random, window: Window) -> PublishedRecord:
 def test_merge_is_what_the_model_makes_of_the_same_records(seed: int) -> None:
     lake = _random_lake(seed)
     _check(lake)
+
+
+@pytest.mark.promise("C6")
+@pytest.mark.parametrize("seed", seeds(LAKES // 2))
+def test_epochs_that_begin_while_the_clocks_stand_are_merged_as_the_model_does(seed: int) -> None:
+    lake = _random_lake(seed)
+    lake.recovered, lake.stands = {}, True
+    lake.epochs = [_random_window(lake.rng) for _ in range(10)]
+    _check(lake)
+    assert lake.beyond > PARTITIONS
 
 
 @pytest.mark.promise("C24")

@@ -18,6 +18,7 @@ from tests.support.cases import KEYS, advance_to, rules_of
 from tests.support.effort import first_then_nightly, seeds
 from tests.support.inputs import input_of, name_of, record_of, tp_of
 from tests.support.sequences import by_key, in_sequence
+from watersmeet.core.columns import NULL_TIME
 from watersmeet.core.idle import IdleDecision, decide
 from watersmeet.core.model import MergeRecord, PartitionMerge, Record
 from watersmeet.core.plan import (
@@ -39,7 +40,7 @@ from watersmeet.core.recovery import (
     sink_state,
 )
 from watersmeet.core.sequence import SequenceTail, place_of
-from watersmeet.core.window import Window
+from watersmeet.core.window import Closing, Window, epoch_start
 from watersmeet.lake.epochs import EpochEnd
 from watersmeet.lake.fingerprints import Ended, Fingerprints, read_spans
 
@@ -82,6 +83,11 @@ class Epoch(NamedTuple):
         return sha256(
             repr((self.window.gap_ms, self.window.longest_ms, self.reading)).encode()
         ).hexdigest()[:8]
+
+    @property
+    def closing(self) -> Closing:
+        """What decides when its merge records close."""
+        return Closing(self.window.gap_ms, self.window.longest_ms, 0)
 
     def read(self, record: Record) -> Record | None:
         """What bronze has of a record: as it is, under another key, or with some refused."""
@@ -283,10 +289,11 @@ class Lake:
 
     def fingerprints(self) -> Fingerprints:
         named = [epoch.fingerprint for epoch in self.epochs]
-        ended = [
-            Ended(each.epoch.fingerprint, EpochEnd(each.epoch.window, each.clock, each.clock), 0)
-            for each in self.ended
-        ]
+        ended, start = list[Ended](), NULL_TIME
+        following = [*(each.epoch for each in self.ended[1:]), self.epoch]
+        for (epoch, clock, _), after in zip(self.ended, following, strict=False):
+            start = epoch_start(clock, start, epoch.closing, after.closing)
+            ended.append(Ended(epoch.fingerprint, EpochEnd(epoch.window, clock, clock, start), 0))
         return Fingerprints(
             named[-1], self.epoch.window.gap_ms, 0, {0: ended}, read_spans(named, self.read_since)
         )
@@ -329,6 +336,8 @@ class Life:
     is_idling: bool = False
     is_in_transactions: bool = True
     is_changing: bool = False
+    most_at_once: int = 1
+    """How often the rules may change while the clock stands."""
     has_topics: bool = False
     """Whether a source has two topics."""
     windows: Sequence[Window] = TIMEOUTS
@@ -344,6 +353,8 @@ class Life:
     recovered: int = 0
     """Records known again as already published, after the last loss."""
     changes: int = 0
+    most_beyond: int = 0
+    """How far an epoch has started beyond the clock (ms)."""
 
     def __post_init__(self) -> None:
         self.rng = rng = random.Random(self.seed)
@@ -415,7 +426,8 @@ class Life:
         elif action > 0.97:
             self.lose()
         elif self.is_changing:
-            self.evolve()
+            for _ in range(rng.randint(1, self.most_at_once)):
+                self.evolve()
 
     def _write(self, source: str) -> None:
         """Some more records of a source, unless it is silent now."""
@@ -447,6 +459,11 @@ class Life:
         if epoch != lake.epoch and not self.is_repeating and lake.may_evolve(epoch.window):
             self.changes += 1
             lake.evolve(epoch)
+            if self.most_at_once > 1:
+                lake.merge(10_000)  # of all there is: after the first change the clock stands
+                self.most_beyond = max(
+                    self.most_beyond, lake.silver.epoch_start - (lake.clock or 0)
+                )
 
     def _end(self, source: str) -> int:
         written = self.kafka.written[source]
@@ -636,6 +653,19 @@ def test_a_lost_lake_is_taken_up_exactly_where_its_last_message_names_one_set_of
 ) -> None:
     changed(disorder, FEWEST_SEEDS, windows=SHORT, is_idling=True)
     changed(disorder, FEWEST_SEEDS, windows=(*BY_GAP, *TIMEOUTS))
+
+
+@pytest.mark.promise("C7")
+@pytest.mark.parametrize("windows", [TIMEOUTS, SHORT, (*BY_GAP, *SHORT)], ids=["", "short", "gaps"])
+def test_a_lost_lake_whose_rules_changed_while_its_clock_stood_is_taken_up_exactly(
+    windows: Sequence[Window],
+) -> None:
+    for disorder in (0, TIMEOUT_MS):
+        found = lives(
+            disorder, drawn=FEWEST_SEEDS, windows=windows, is_changing=True, most_at_once=5
+        )
+        assert sum(life.most_beyond > 1 for life in found) >= 0.15 * len(found)
+        assert sum(life.refused for life in found) >= 0.15 * len(found)
 
 
 @pytest.mark.promise("C7")

@@ -7,6 +7,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tests.support.cases import SOURCES, rules_of
 from tests.support.effort import seeds
@@ -230,38 +231,47 @@ def test_a_lost_lake_is_taken_up_exactly_with_the_decisions_that_published_somet
 
 @dataclass(frozen=True)
 class Changed:
-    """A lake whose rules change once, after some of its records, and that is lost later."""
+    """A lake whose rules change once or several times while its clock stands, after some of its
+    records, and that is lost later."""
 
     river: MergeInput
-    before: MergeRules
+    before: Sequence[MergeRules]
     records: Sequence[Record]
     """What arrived before the change."""
     later: Sequence[Record]
 
     def merged(self, later: Sequence[Record] = ()) -> tuple[PartitionMerge, Fingerprints]:
         """Without a loss, and what its messages name then."""
-        rules, model = self.river.rules, PartitionMerge(self.before)
+        rules, model = self.river.rules, PartitionMerge(self.before[0])
         model.arrive(*self.records)
         model.advance()
-        window, lag_ms = Window(self.before.gap_ms, self.before.max_ms), self.before.lag_ms or 0
         ended = []
-        if model.clock is not None:
-            ended.append(
-                Ended("00000000", EpochEnd(window, model.clock, max(model.heads.values())), lag_ms)
-            )
-        model.begin_epoch(rules.gap_ms, rules.max_ms, rules.lag_ms)
-        model.advance()
+        for before, after in pairwise([*self.before, rules]):
+            model.begin_epoch(after.gap_ms, after.max_ms, after.lag_ms)
+            if model.clock is not None:
+                head = max(model.heads.values())
+                window = Window(before.gap_ms, before.max_ms)
+                end = EpochEnd(window, model.clock, head, model.epoch_start)
+                ended.append(Ended(str(before.closing()), end, before.lag_ms or 0))
+            model.advance()
         model.arrive(*self.river.records[len(self.records) :], *later)
         model.advance()
-        return model, Fingerprints("11111111", rules.gap_ms, rules.lag_ms or 0, {0: ended}, ())
+        current = str(rules.closing())
+        return model, Fingerprints(current, rules.gap_ms, rules.lag_ms or 0, {0: ended}, ())
+
+
+MOST_AT_ONCE = 5
+
+
+def _rules(rng: random.Random) -> MergeRules:
+    gap = rng.choice([0, 1, 30, 100])
+    lag = rng.choice([0, 1, 30, 100, 300, 1000])
+    return rules_of(SOURCES, gap, gap + rng.choice([0, 0, 1, 50, 400]), lag)
 
 
 def change(seed: int) -> Changed:
     lost, rng = loss(seed), random.Random(-seed)
-    gap = rng.choice([0, 1, 30, 100])
-    before = rules_of(
-        SOURCES, gap, gap + rng.choice([0, 0, 1, 50, 400]), rng.choice([0, 1, 30, 100, 300, 1000])
-    )
+    before = [_rules(rng) for _ in range(rng.choice([1, 1, 2, MOST_AT_ONCE]))]
     small = replace(lost.river.rules, lag_ms=rng.choice([0, 1, 30, 100, 300, 1000]))
     river = replace(lost.river, rules=small)
     return Changed(river, before, river.records[: rng.randint(0, len(river.records))], lost.later)
@@ -303,4 +313,26 @@ def test_a_lost_lake_whose_rules_changed_resumes_where_its_last_message_names_th
         assert closed([*out, *again]) == closed(expected.published_order()), seed
         found["taken up"] += 1
         found["far"] += bool(changed.records)
-    assert min(found[each] for each in ("refused", "taken up", "far")) > len(drawn) / 10, found
+        found["beyond"] += len(changed.before) > 1
+    assert (
+        min(found[each] for each in ("refused", "taken up", "far", "beyond")) > len(drawn) / 10
+    ), found
+
+
+def test_a_loss_amid_what_closes_at_the_start_of_an_epoch_beyond_the_clock_is_refused() -> None:
+    """Both keys are due at 102 and closed at 104, since the clock stood at 100 through four
+    changes. A lake that was lost after the first message reads from 102 on, behind that clock, and
+    would miss the other key."""
+    rules = [rules_of(SOURCES, gap, gap, 0) for gap in (1, 0, 1, 0, 1)]
+    first = [record_of(source, 0, 100, tenant="x") for source in SOURCES]
+    then = [record_of("tracking", 1 + n, 101, key, "x") for n, key in enumerate(KEYS)]
+    last = [record_of(source, 9, 110, tenant=None) for source in SOURCES]
+    changed = Changed(MergeInput(rules[-1], [*first, *then, *last]), rules[:-1], first, [])
+    model, fingerprints = changed.merged()
+    order = model.published_order()
+    assert [(row.due, row.closed_at) for row in order] == [(102, 104)] * 2
+    position = read_again_from(order[0].closed_at, 1)
+    assert position == 102
+    begins = {input_of(source): 9 for source in SOURCES}
+    assert len(fingerprints.of(0, begins, position)) > 1
+    assert len(fingerprints.of(0, begins, position + 2)) == 1

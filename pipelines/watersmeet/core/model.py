@@ -54,6 +54,11 @@ class MergeRules:
         """
         return self.max_ms is None and self.lag_ms is None
 
+    def closing(self) -> tuple[int, int, int]:
+        """Return what decides when merge records close: the gap, the maximum and the lag in ms."""
+        max_ms = self.gap_ms if self.max_ms is None else self.max_ms
+        return self.gap_ms, max_ms, self.lag_ms or 0
+
     def due(self, event_time: int, last_event_time: int) -> int:
         """Return the last moment at which a merge record with these event times can be joined."""
         return min(
@@ -329,8 +334,10 @@ class PartitionMerge:
     """
     horizons: dict[str, int] = field(default_factory=dict)
     """The horizons of the other tenants, by tenant."""
-    epoch_start_clock: int = MIN_TIME
-    """The clock at which this epoch began; what times out in the epoch does so later."""
+    epoch_start: int = MIN_TIME
+    """Where this epoch started; what times out in the epoch is closed later."""
+    ended: tuple[MergeRules, int] | None = None
+    """The rules of the last epoch before this one that merged anything, and its start."""
     is_plain: bool = True
     """True where the rules of this epoch and of all earlier ones are plain."""
     has_advanced: bool = False
@@ -368,17 +375,22 @@ class PartitionMerge:
     ) -> None:
         """Change the window and the lag from now on.
 
-        What was late stays late, so that what is published stays first in order.
+        What was late stays late, so that what is published stays first in order. An epoch whose
+        merge records close by other rules starts strictly later than the one before.
         """
         if self.has_advanced and self.clock is not None:
             seen = {tenant for state in self.states.values() for tenant in state.own}
             self.horizons = {tenant: self._horizon_after(tenant) for tenant in seen}
             self.horizon = self._horizon_after(None)
-            self.epoch_start_clock = self.clock
+            self.ended = self.rules, self.epoch_start
             if lag_ms != self.rules.lag_ms:
                 for state in self.states.values():
                     state.keep_behind(self._lag)
         self.rules = replace(self.rules, gap_ms=gap_ms, max_ms=max_ms, lag_ms=lag_ms)
+        if self.ended is not None and self.clock is not None:
+            rules_before, start_before = self.ended
+            is_same = rules_before.closing() == self.rules.closing()
+            self.epoch_start = start_before if is_same else max(self.clock, start_before + 1)
         self.is_plain &= self.rules.is_plain
         self.has_advanced = False
 
@@ -431,7 +443,7 @@ class PartitionMerge:
         last_open = [
             state.before_passing(tenant, time, self._lag) for state in self.states.values()
         ]
-        return 1 + max(time, self.epoch_start_clock, *last_open)
+        return 1 + max(time, self.epoch_start, *last_open)
 
     def published_order(self) -> list[MergeRecord]:
         """Return the finished merge records in the order of publication."""

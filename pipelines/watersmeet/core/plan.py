@@ -135,8 +135,11 @@ class Rules:
     What timed out in these epochs sorts before whatever is merged later, which is not older than
     that.
     """
-    epoch_start_clock: Mapping[int, int] = field(default_factory=dict)
-    """The clock at which this epoch began, by partition; what the epoch closes is closed later."""
+    epoch_start: Mapping[int, int] = field(default_factory=dict)
+    """Where this epoch started, by partition (`core.window.epoch_start`).
+
+    What it closes is closed later.
+    """
     lag_ms: int | None = None
     """Maximum by which a tenant's clock may be behind the global clock; None without tenants."""
     tenant_horizons: Mapping[tuple[int, str], int] = field(default_factory=lambda: NO_HORIZONS)
@@ -167,7 +170,7 @@ class Rules:
 
     def closed_at(self, partitions: Int64s, over: Int64s) -> Int64s:
         """Return the first clock (ms) to close merge records that were open up to clock `over`."""
-        return np.maximum(over, looked_up(partitions, self.epoch_start_clock, NULL_TIME)) + 1
+        return np.maximum(over, looked_up(partitions, self.epoch_start, NULL_TIME)) + 1
 
 
 @dataclass(frozen=True)

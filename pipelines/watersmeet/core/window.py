@@ -41,3 +41,26 @@ class Window(NamedTuple):
         `first` and `last` are its first and last event times.
         """
         return min(first + self.longest_ms, last + self.gap_ms)
+
+
+class Closing(NamedTuple):
+    """The rules that decide when merge records close, in ms of event time.
+
+    They are the window, as its gap and its maximum, and how far a tenant's clock may be behind.
+    """
+
+    gap_ms: int
+    longest_ms: int
+    lag_ms: int
+
+
+def epoch_start(clock: int, start_before: int, before: Closing, after: Closing) -> int:
+    """Return the start (ms) of an epoch, which is before whatever the epoch closes is closed.
+
+    An epoch by which merge records close otherwise starts strictly later than the one before, even
+    where the clock stands; any other one goes on with the start of the one before.
+
+    - `clock`: where the epoch before has ended; `start_before`: where that started.
+    - `before` and `after`: the rules of the two. Epochs that merged nothing do not count.
+    """
+    return start_before if before == after else max(clock, start_before + 1)

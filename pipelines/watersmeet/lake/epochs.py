@@ -8,7 +8,7 @@ batch 0, each further one where `watersmeet evolve` says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from types import MappingProxyType
@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.configuration.sources import spelled, written
-from watersmeet.core.columns import Int64s
+from watersmeet.core.columns import NULL_TIME, Int64s
 from watersmeet.core.model import horizon_after
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.window import Window
+from watersmeet.core.window import Window, epoch_start
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Append, Commit
@@ -216,6 +216,16 @@ def keep_first_epoch(reader: TableReader, append: Append, settings: Settings, no
         begin_epoch(reader, append, settings, 0, now_ms)
 
 
+def unsettled_from(epochs: Epochs, clock: int) -> int:
+    """Return a time (ms) before which no late record that is not settled at a clock has its `u`.
+
+    A tenant's clock is never further behind the clock of all than the largest lag. Where the clock
+    stands, each epoch may start a millisecond beyond the one before, and settles nothing earlier.
+    """
+    lag_ms = max(epoch.settings.merge.tenant_max_lag_ms or 0 for epoch in epochs)
+    return clock - lag_ms - (len(epochs) - 1)
+
+
 def longest_ms(epochs: Epochs) -> int:
     """Return the longest time (ms) that a merge record could be open, under any of the rules.
 
@@ -230,12 +240,15 @@ def longest_ms(epochs: Epochs) -> int:
 class EpochEnd(NamedTuple):
     """The end of an epoch in a partition: the window, and the clock (ms) then.
 
-    `head`: the largest head (ms) of the partition's inputs, up to which the epoch may have looked.
+    - `head`: the largest head (ms) of the partition's inputs, up to which the epoch may have
+      looked.
+    - `next_start`: where the next epoch started (ms); the clock may still have been behind that.
     """
 
     window: Window
     clock: int
     head: int
+    next_start: int
 
     @property
     def horizon(self) -> int:
@@ -250,22 +263,43 @@ def epoch_ends(
     reader: TableReader, epochs: Epochs, generation: Generation
 ) -> dict[int, list[EpochEnd]]:
     """Return, by partition and in order, the ends of a generation's epochs before the last."""
-    ends = {
-        last: epoch.settings.merge.window
-        for epoch, last in epochs.ends()
-        if last >= generation.from_batch
-    }
+    ends = {last: (epoch, after) for epoch, last, after in _ended(epochs, generation)}
     if not ends:
         return {}
     where: Where = [[("batch", "in", sorted(ends)), ("clock", "is not null", None)]]
     values = {"clock": ("max", "clock"), "head": ("max", "head")}
     rows = reader.summary(tables.PROGRESS, ["batch", "partition"], values, where).to_pylist()
     ends_by_partition: dict[int, list[EpochEnd]] = {}
+    start: dict[int, int] = {}
     for row in sorted(rows, key=itemgetter("batch")):
-        ends_by_partition.setdefault(row["partition"], []).append(
-            EpochEnd(ends[row["batch"]], row["clock"], row["head"])
-        )
+        epoch, after = ends[row["batch"]]
+        p, clock = row["partition"], row["clock"]
+        start |= _starts({p: clock}, start, epoch, after)
+        end = EpochEnd(epoch.settings.merge.window, clock, row["head"], start[p])
+        ends_by_partition.setdefault(p, []).append(end)
     return ends_by_partition
+
+
+def _ended(epochs: Epochs, generation: Generation) -> Iterator[tuple[Epoch, int, Epoch]]:
+    """Yield the epochs that ended in a generation: each with its last batch, and the next one.
+
+    Epochs without a batch are left out, but for the current one.
+    """
+    ended = [(epoch, last) for epoch, last in epochs.ends() if last >= generation.from_batch]
+    following = [*(epoch for epoch, _ in ended[1:]), epochs.current]
+    for (epoch, last), after in zip(ended, following, strict=False):
+        yield epoch, last, after
+
+
+def _starts(
+    clocks: Mapping[int, int], starts_before: Mapping[int, int], before: Epoch, after: Epoch
+) -> dict[int, int]:
+    """Return by partition where the next epoch started, from the clocks (ms) before it."""
+    rules = before.settings.merge.closing, after.settings.merge.closing
+    return {
+        p: epoch_start(clock, starts_before.get(p, NULL_TIME), *rules)
+        for p, clock in clocks.items()
+    }
 
 
 class InheritedLateness(NamedTuple):
@@ -273,14 +307,14 @@ class InheritedLateness(NamedTuple):
 
     - `horizons`: by partition, the largest (clock - gap) at the ends of epochs. With tenants, the
       clock is that of a tenant of which nothing was known.
-    - `epoch_start_clock`: by partition, the clock at the last end.
+    - `epoch_start`: by partition, where the current epoch started (`core.window.epoch_start`).
     - `tenant_horizons`: by partition and tenant, the horizon where it is another one.
     - `global_floor`: by topic-partition, a lower bound of every tenant's position when the lag
       changed.
     """
 
     horizons: Mapping[int, int] = MappingProxyType({})
-    epoch_start_clock: Mapping[int, int] = MappingProxyType({})
+    epoch_start: Mapping[int, int] = MappingProxyType({})
     tenant_horizons: Mapping[tuple[int, str], int] = MappingProxyType({})
     global_floor: Mapping[TopicPartition, int] = MappingProxyType({})
 
@@ -290,18 +324,16 @@ def inherited_lateness(
 ) -> InheritedLateness:
     """Return the lateness that ended epochs have left in a generation (`epoch_ends`)."""
     state = TenantStateReader(reader, generation)
-    start_clock: dict[int, int] = {}
+    start: dict[int, int] = {}
     horizons: dict[int, int] = {}
     tenant_horizons: dict[tuple[int, str], int] = {}
     global_floor: dict[TopicPartition, int] = {}
-    for epoch, last in epochs.ends():
-        if last < generation.from_batch:
-            continue
+    for epoch, last, after in _ended(epochs, generation):
         merge = epoch.settings.merge
         lag_ms = merge.tenant_max_lag_ms
         gap_ms = merge.window.gap_ms
         end = read_batch_end(reader, last)
-        start_clock |= end.clocks
+        start |= _starts(end.clocks, start, epoch, after)
         clocks = state.clocks_at(end, lag_ms, global_floor)
         unknown_clocks = clocks.unknown_tenant_clocks()
         earlier_clocks = {
@@ -319,7 +351,7 @@ def inherited_lateness(
                 floor = at - (lag_ms or 0)
                 global_floor[tp] = max(floor, global_floor.get(tp, floor))
     beyond = {place: at for place, at in tenant_horizons.items() if at > horizons[place[0]]}
-    return InheritedLateness(horizons, start_clock, beyond, global_floor)
+    return InheritedLateness(horizons, start, beyond, global_floor)
 
 
 def _read(reader: TableReader) -> Sequence[tuple[int, dict[str, Any], int]]:

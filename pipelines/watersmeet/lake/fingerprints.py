@@ -61,6 +61,7 @@ class Fingerprints(NamedTuple):
         that was merged. An epoch that ended before `position` counts, too, where its end
         still decides
 
+        - what is closed later than it was due, since the next epoch started behind `position`; or
         - what is late; or
         - how far tenants are: after a change of the lag, no tenant is further behind than the
           epoch's lag, counted from the largest head that the epoch has looked at.
@@ -69,7 +70,7 @@ class Fingerprints(NamedTuple):
         for fingerprint, end, lag_ms in self.ended.get(partition, ()):
             is_late = end.horizon > position - self.gap_ms
             is_ahead = lag_ms != self.lag_ms and end.head - lag_ms >= position
-            if end.clock >= position or is_late or is_ahead:
+            if max(end.clock, end.next_start) >= position or is_late or is_ahead:
                 fingerprints.add(fingerprint)
         for fingerprint, since, until in self.read:
             for input_id, offset in offsets.items():

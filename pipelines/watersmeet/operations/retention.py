@@ -33,7 +33,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.chunks import NOT_FORGOTTEN
 from watersmeet.lake.commits import DELETING
 from watersmeet.lake.conflicts import suppress_conflict
-from watersmeet.lake.epochs import Epochs, longest_ms, read_epochs
+from watersmeet.lake.epochs import Epochs, longest_ms, read_epochs, unsettled_from
 from watersmeet.lake.generations import Generation, read_generations
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.maintenance import FILE_BYTES
@@ -235,7 +235,7 @@ def _needed_to_correct(
     firsts = {name: ("min", name) for name in ("position", "event_time")}
     of_generation: Condition = ("generation", "=", generation.number)
     where = [
-        [of_generation, ("partition", "=", p), ("u", ">=", clock)]
+        [of_generation, ("partition", "=", p), ("u", ">=", unsettled_from(epochs, clock))]
         for p, clock in sorted(clocks.items())
     ]
     longest = longest_ms(epochs)

@@ -52,7 +52,7 @@ from watersmeet.engine import Engine, Rows
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
 from watersmeet.lake.chunks import sizes_at
-from watersmeet.lake.epochs import Epochs, read_epochs
+from watersmeet.lake.epochs import Epochs, read_epochs, unsettled_from
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.table_reader import MAX_TERMS, ROW_BYTES, Condition, Where, sizes_of
 from watersmeet.running.batch_rows import MAX_KEYS, BatchRows
@@ -144,13 +144,12 @@ class Correcting:
     def _pending(
         self, columns: list[str], before: Mapping[int, int], after: Mapping[int, int]
     ) -> pa.Table:
-        """Return columns of late records whose `u` may lie between two states of the clocks.
-
-        A tenant's clock is never further behind that of its partition than the largest lag.
-        """
-        lag_ms = max(epoch.settings.merge.tenant_max_lag_ms or 0 for epoch in self._epochs)
+        """Return columns of late records that may be settled between two states of the clocks."""
         partitions = range(1 + max(tp.partition for tp in self.generation.begin))
-        floors = {p: before[p] - lag_ms if p in before else NULL_TIME for p in partitions}
+        floors = {
+            p: unsettled_from(self._epochs, before[p]) if p in before else NULL_TIME
+            for p in partitions
+        }
         lowest = min(floors.values())
         terms: list[Condition] = [("generation", "=", self.generation.number)]
         terms.append(("u", ">=", lowest) if lowest != NULL_TIME else ("u", "is not null", None))

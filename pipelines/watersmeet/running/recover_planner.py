@@ -84,7 +84,7 @@ def merge_rules(
     return Rules(
         merge.window,
         lateness.horizons,
-        lateness.epoch_start_clock,
+        lateness.epoch_start,
         merge.tenant_max_lag_ms,
         lateness.tenant_horizons,
         since,
