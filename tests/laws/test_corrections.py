@@ -309,6 +309,43 @@ def test_keep_lets_nothing_go_that_a_pending_correction_of_an_earlier_epoch_need
     assert correction[9] == 1, "its version; the merge record was there"
 
 
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("table", [None, tables.LATE], ids=["", "expired"])
+def test_a_late_record_is_corrected_once_the_clock_has_passed_a_start_beyond_it(
+    new_lake: MakeLake, table: str | None
+) -> None:
+    """Four epochs begin at 1049, the last of them starts at 1052. Nothing can hold the late record
+    after 1050, but it is settled at 1053, whatever `keep` has deleted until then."""
+    records = [keyed("a", 0), heartbeat(1000), keyed("a", 850), heartbeat(1049)]
+    case = Case(
+        {
+            "tracking": [*records, heartbeat(1052), heartbeat(2000)],
+            "orders": [heartbeat(1049), heartbeat(1052), heartbeat(2000)],
+        },
+        100,
+        [*["tracking"] * 4, "orders", *["tracking", "orders"] * 2],
+    )
+    rules: list[Window] = [(gap, None, None) for gap in (100, 90, 100, 90, 100)]
+    lake = new_lake({0: case}, merge=merge_of(rules[0]), **corrections())
+    models = CorrectionModels({0: case}, rules[0], ALL_MS)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    merged(lake, models, 5 / 9)
+    for number, window in enumerate(rules[1:], start=1):
+        lake.settings = with_rules(lake.settings, window)
+        next_batch = lake.plans[-1].batch + 1
+        begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch, number)
+        models.begin_epoch(window, ALL_MS)
+        merged(lake, models, 5 / 9)
+    merged(lake, models, 7 / 9)
+    assert models.rows() == []
+    if table is not None:
+        keep = lake.settings.model_copy(update={"keep": KeepSettings(late_ms=30)})
+        expire(lake.owner(), keep, table)
+    merged(lake, models, 1.0)
+    compared(lake, models)
+    assert [row[1] for row in models.rows()] == [1053]
+
+
 @in_folders
 def test_an_epoch_that_ends_corrections_still_makes_those_that_are_pending(
     new_lake: MakeLake, kind: str

@@ -3,17 +3,20 @@ changes of the rules."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from deltalake import DeltaTable
 
 from tests.laws.conftest import QUICK, MakeLake
 from tests.laws.test_idle import Clock, Quiet
-from tests.support.cases import Case, heartbeat, keyed
+from tests.support.cases import Case, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import record_of
 from tests.support.lakes import CaseLake, decisions_of
 from tests.support.tenants import TenantModels, Window, late_of, merge_of, silver_of, tenant_cases
 from watersmeet.core.idle import IdleDecision
+from watersmeet.core.sequence import message_id
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import begin_epoch
 from watersmeet.settings import Settings
@@ -70,6 +73,72 @@ def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, 
         assert late_of(lake.reader) == models.late()
         assert silver_of(lake.reader) == models.silver()
     assert lake.reader.exists(tables.LATE)
+
+
+STANDING: dict[str, list[Window]] = {
+    "timeouts": [(gap, None, None) for gap in (100, 300, 30, 1, 99, 40, 10, 1, 200)],
+    "windows": [
+        *((100, 100, None), (30, 400, None), (100, 150, None), (1, 2, None), (30, 30, None)),
+        *((60, 90, None), (10, 90, None), (1, 2, None), (100, 300, None)),
+    ],
+    "tenants": [
+        *((100, None, 300), (30, 90, 1000), (150, 400, 50), (80, None, 500), (1, 2, 0)),
+        *((100, 150, 100), (30, 90, 100), (30, 90, 30), (80, None, 300)),
+    ],
+}
+
+
+@pytest.mark.promise("C6")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("name", STANDING)
+def test_silver_and_the_order_of_messages_are_the_models_where_clocks_stand_through_changes(
+    new_lake: MakeLake, kafka: str, name: str
+) -> None:
+    """Each change has a batch, twice four at one clock, and what can be published is published
+    after each."""
+    windows = STANDING[name]
+    cases = CASES if name == "tenants" else rich_cases(30)
+    cases = {p: ended(case) for p, case in cases.items()}
+    topic = f"laws-standing-{name}"
+    own = {"bootstrap": kafka, "publish__topic": topic, "name": topic}
+    lake = new_lake(cases, merge=merge_of(windows[0]), **own)
+    models = TenantModels(cases, windows[0])
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    merged(lake, models, 0.4)
+    beyond = 0
+    for number, window in enumerate(windows[1:], start=1):
+        before = lake.settings.merge
+        lake.settings = with_rules(lake.settings, window)
+        lake.settings = lake.settings.model_copy(
+            update={"merge": lake.settings.merge.after(before)}
+        )
+        begin_epoch(
+            lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number
+        )
+        models.begin_epoch(window)
+        share = 0.4 if number < 5 else 0.7
+        merged(lake, models, share)
+        beyond += sum(m.epoch_start > (m.clock or 0) for m in models.models.values())
+        assert silver_of(lake.reader) == models.silver()
+        assert late_of(lake.reader) == models.late()
+        lake.publish()
+    merged(lake, models, 1.0)
+    lake.publish()
+    assert beyond > 10
+    sent = lake.messages()
+    for p, model in models.models.items():
+        order = sorted(
+            model.timed_out, key=lambda r: (r.closed_at, r.tenant.encode(), r.due, r.key.encode())
+        )
+        assert [message.id for message in sent if message.partition == p] == [
+            message_id(p, row.event_time, row.key, row.tenant) for row in order
+        ]
+
+
+def ended(case: Case) -> Case:
+    """A case after which heartbeats close all that is open."""
+    values = {source: [*mine, heartbeat(100_000)] for source, mine in case.values.items()}
+    return replace(case, values=values, arrivals=[*case.arrivals, *values])
 
 
 @pytest.mark.promise("N34")

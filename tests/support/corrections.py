@@ -150,13 +150,13 @@ class CorrectionModels(TenantModels, CorrectionsOfCases):
     def __init__(
         self,
         cases: Mapping[int, Case],
-        rules: Window | tuple[int, None, None],
+        rules: Window,
         within_ms: int | None,
         begins: Mapping[tuple[str, int], int] | None = None,
         topics: Mapping[str, str] | None = None,
         max_versions: int = MAX_VERSIONS,
     ) -> None:
-        TenantModels.__init__(self, cases, rules, begins)  # type: ignore[arg-type]
+        TenantModels.__init__(self, cases, rules, begins)
         corrections = {
             p: PartitionCorrections(model, within_ms, max_versions=max_versions)
             for p, model in self.models.items()

@@ -19,18 +19,20 @@ LENGTHS = (10, 40, 80)
 """Of a case, in records."""
 
 Row = tuple[Any, ...]
-Window = tuple[int, int | None, int]
-"""Gap, max and lag in ms."""
+Window = tuple[int, int | None, int | None]
+"""Gap, max and lag in ms; no lag where there are no tenants."""
 
 
 def merge_of(rules: Window) -> dict[str, Any]:
     """The rules as a configuration has them under `merge`."""
     gap_ms, max_ms, lag_ms = rules
-    window = (
+    window: dict[str, Any] = (
         {"timeout": f"{gap_ms}ms"}
         if max_ms is None
         else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
     )
+    if lag_ms is None:
+        return window
     return {**window, "tenant": "g", "tenant_max_lag": f"{lag_ms}ms"}
 
 
