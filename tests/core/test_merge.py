@@ -26,6 +26,7 @@ from tests.support.cases import (
 )
 from tests.support.effort import seeds
 from tests.support.inputs import input_of, tp_of
+from tests.support.memory import MIB, arrow_peak
 from watersmeet.configuration.values import NAMES_OF_STEPS, RESERVED_NAMES
 from watersmeet.core.columns import NULL_TIME
 from watersmeet.core.idle import IdleDecision
@@ -52,6 +53,7 @@ from watersmeet.core.plan import (
     TopicPartition,
     plan_batch,
 )
+from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import DUPLICATE_SCHEMA, ID, RECORD_IDS, duplicates_of
 from watersmeet.core.types import DUE
 from watersmeet.core.window import Closing, Window, epoch_start
@@ -582,3 +584,18 @@ def test_an_open_record_that_nothing_changes_is_left_out() -> None:
         SILVER.names
     )
     assert merge(_records(), row.cast(SILVER), batch).num_rows == 0
+
+
+def test_a_value_is_copied_once_from_its_record_to_the_merge_record() -> None:
+    """The rows of each source are in a chunk of their own, as they are read."""
+    ours = [("tracking", n, f"a{n % 2}", 50, b"x" * MIB) for n in range(8)]
+    others = [("orders", n, "b", 50, b"y" * MIB) for n in range(4)]
+    records = pa.concat_tables([_records(*ours), _records(*others)])
+    nothing, batch = SILVER.empty_table(), _batch(50, 8)
+    with arrow_peak() as peak:
+        merged = merge(records, nothing, batch)
+    assert peak() < 13 * MIB
+    assert pc.sum(merged[RECORD_BYTES.name]).as_py() == 12 * MIB
+    with arrow_peak() as peak:
+        assert late(records, batch).num_rows == 0
+    assert peak() < MIB

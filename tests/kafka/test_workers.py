@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import psutil
@@ -19,6 +18,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.kafka.test_reading import send
+from tests.support.memory import MIB, arrow_peak
 from tests.support.topics import create_topics, produce
 from watersmeet import errors
 from watersmeet.core.reading import KAFKA, ReadingRules, bronze_schema, read_records
@@ -172,9 +172,6 @@ def test_large_records_are_read_as_far_as_there_is_room_without_a_gap(
     assert sorted(seen) == [(p, o) for p in last for o in range(last[p])]
 
 
-MIB = 2**20
-
-
 @pytest.mark.parametrize(
     ("sent", "max_bytes", "most_bytes"),
     [
@@ -187,7 +184,6 @@ MIB = 2**20
 def test_a_large_value_is_not_copied_while_it_is_read(
     settings: KafkaSettings,
     topic: str,
-    arrow_peak: Callable[[], int],
     sent: list[tuple[bytes, int]],
     max_bytes: int,
     most_bytes: int,
@@ -197,31 +193,17 @@ def test_a_large_value_is_not_copied_while_it_is_read(
     values = [b'{"id": "a", "at": %s, "text": "%s"}' % (at, b"x" * size) for at, size in sent]
     produce(settings, topic, [(0, value) for value in values], codec="zstd")
     rules = ReadingRules((("at",),), 0, ((("id",),),), max_record_bytes=max_bytes)
-    found, _ = read_decoded(
-        settings,
-        [Range(topic, 0, 0, len(values))],
-        partial(read_records, rules=rules),
-        bronze_schema(),
-    )
-    assert arrow_peak() < most_bytes
+    with arrow_peak() as peak:
+        found, _ = read_decoded(
+            settings,
+            [Range(topic, 0, 0, len(values))],
+            partial(read_records, rules=rules),
+            bronze_schema(),
+        )
+    assert peak() < most_bytes
     kept = [value if len(value) <= max_bytes else None for value in values]
     assert found["value"].to_pylist() == kept
     assert found["reason"].is_null().to_pylist() == [value is not None for value in kept]
-
-
-_pools: list[pa.MemoryPool] = []
-"""They stay: what was allocated in one is given back to it."""
-
-
-@pytest.fixture
-def arrow_peak() -> Iterator[Callable[[], int]]:
-    """Return what Arrow has had at most since the test began (bytes)."""
-    before = pa.default_memory_pool()
-    pool = pa.proxy_memory_pool(before)
-    _pools.append(pool)
-    pa.set_memory_pool(pool)
-    yield lambda: pool.max_memory() or 0
-    pa.set_memory_pool(before)
 
 
 def places(found: pa.Table) -> list[tuple[int, int]]:

@@ -10,13 +10,16 @@ import re
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import psutil
+import pyarrow as pa
+
+MIB: Final = 2**20
 
 JVM: Final = "JVM"
 PYTHON: Final = "Python"
@@ -86,3 +89,21 @@ def peak_mib_of(
             peak = max([peak, *(_peak_bytes(each.pid) for each in members if counts(each))])
         time.sleep(0.05)
     return peak / 2**20
+
+
+_pools: list[pa.MemoryPool] = []
+"""They stay: what was allocated in one is given back to it."""
+
+
+@contextmanager
+def arrow_peak() -> Iterator[Callable[[], int]]:
+    """Provide a function that returns what Arrow has allocated at most (bytes) since the `with`
+    block began, beside what it had then."""
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    _pools.append(pool)
+    pa.set_memory_pool(pool)
+    try:
+        yield lambda: pool.max_memory() or 0
+    finally:
+        pa.set_memory_pool(before)

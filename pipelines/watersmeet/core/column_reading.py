@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Booleans, Int64s, int64s, lengths, time_column
+from watersmeet.core.columns import Booleans, Int64s, int64s, lengths, one_chunk, time_column
 from watersmeet.core.items import MAX_ITEMS, has_many_items
 from watersmeet.core.json_text import MAX_DEPTH, is_deeper, key_text
 from watersmeet.core.paths import Path
@@ -73,10 +73,8 @@ def sent_keys(kafka: pa.Table | pa.RecordBatch, header: str | None) -> pa.Array:
     Of several headers with the name, the last one counts.
     """
     if header is None:
-        keys = kafka["key"]
-        return keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
-    headers = kafka["headers"]
-    headers = headers.combine_chunks() if isinstance(headers, pa.ChunkedArray) else headers
+        return one_chunk(kafka["key"])
+    headers = one_chunk(kafka["headers"])
     flat = headers.flatten()
     is_it = pc.equal(flat.field("key"), header).fill_null(False)
     last = np.full(len(headers), -1)

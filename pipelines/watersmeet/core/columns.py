@@ -63,9 +63,20 @@ def both(
 ) -> pa.ChunkedArray:
     """Concatenate two columns, as a type whose offsets do not overflow."""
     chunks = [
-        chunk.cast(kind) for column in (one, other) for chunk in getattr(column, "chunks", [column])
+        chunk.cast(kind)
+        for column in (one, other)
+        for chunk in getattr(column, "chunks", [column])
+        if len(chunk)
     ]
     return pa.chunked_array(chunks, kind)
+
+
+def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column as one chunk; it is copied only where it has rows in several."""
+    if isinstance(column, pa.Array):
+        return column
+    filled = [chunk for chunk in column.chunks if len(chunk)]
+    return filled[0] if len(filled) == 1 else column.combine_chunks()
 
 
 def numbered(rows: pa.Table, name: str = "_row") -> pa.Table:

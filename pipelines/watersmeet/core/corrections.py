@@ -23,7 +23,6 @@ from watersmeet.core.columns import (
     NULL_TIME,
     Int64s,
     int64s,
-    lengths,
     looked_up,
     time_column,
     times_ms,
@@ -36,7 +35,14 @@ from watersmeet.core.correction_sequence import (
     late_born_id,
 )
 from watersmeet.core.inputs import InputId
-from watersmeet.core.merge import Batch, Merged, parts_by_source, silver_schema
+from watersmeet.core.merge import (
+    Batch,
+    Merged,
+    parts_by_source,
+    silver_schema,
+    value_sizes,
+    without_values,
+)
 from watersmeet.core.plan import Rules
 from watersmeet.core.positions import Positioned
 from watersmeet.core.reading import RECORD_BYTES
@@ -430,21 +436,19 @@ def _corrections(
     taken = np.array([*chain.from_iterable(members)], np.int64)
     counts = np.array([each.members for each in made], np.int64)
     based = [number for number, each in enumerate(made) if each.record.row is not None]
-    rows = late.rows.take(pa.array(taken))
-    values = rows["value"].cast(pa.large_binary())
-    rows = rows.set_column(rows.column_names.index("value"), "value", values)
+    rows = without_values(late.rows).take(pa.array(taken))
     records = Positioned(rows, _times(rows), times_ms(rows["position"]))
     contents = before.take(pa.array([made[number].record.row for number in based], pa.int64()))
     labels = np.concatenate([np.repeat(np.arange(len(made)), counts), np.array(based, np.int64)])
     merged = Merged.of(labels, len(taken))
     first = [records.times, _times(contents)]
     last = [records.times, times_ms(contents["last_event_time"])]
-    sizes = [lengths(rows["value"]), int64s(contents[RECORD_BYTES.name])]
+    sizes = [value_sizes(records), int64s(contents[RECORD_BYTES.name])]
     columns: dict[str, Any] = {
         "first_event_time": time_column(merged.reduce(np.minimum, np.concatenate(first))),
         "last_event_time": time_column(merged.reduce(np.maximum, np.concatenate(last))),
         RECORD_BYTES.name: pa.array(merged.reduce(np.add, np.concatenate(sizes))),
-        **parts_by_source(records, contents, merged, None, batch),
+        **parts_by_source(records, late.rows["value"], contents, merged, None, batch),
     }
     if batch.has_ids:
         numbers = Numbers(merged.record_numbers, merged.row_numbers, merged.size)

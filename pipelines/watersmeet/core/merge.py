@@ -27,6 +27,8 @@ from watersmeet.core.columns import (
     in_lists,
     int64s,
     lengths,
+    numbered,
+    one_chunk,
     time_column,
     times_ms,
 )
@@ -192,7 +194,8 @@ def merge(
     message would be larger than `max_bytes`. Raises ValueError where a key has two open records.
     """
     clocks = _clocks(records, heads, batch, _partitions(records, open_rows))
-    return _changed(_on_time(records, batch, clocks, recovered), open_rows, batch, clocks)
+    on_time = _on_time(records, batch, clocks, recovered)
+    return _changed(on_time, records["value"], open_rows, batch, clocks)
 
 
 def merge_in_chunks(
@@ -217,7 +220,8 @@ def merge_in_chunks(
 
     def changed(some: Positioned, chunk: pa.Table) -> pa.Table:
         """Return what these records change in a chunk."""
-        return _changed(some, chunk, batch, clocks).select(schema.names).cast(schema)
+        rows = _changed(some, records["value"], chunk, batch, clocks)
+        return rows.select(schema.names).cast(schema)
 
     is_remaining = np.ones(len(on_time.times), np.bool_)
     for chunk in chunks:
@@ -277,13 +281,15 @@ def late(records: pa.Table, batch: Batch, heads: pa.Table = _NO_HEADS) -> pa.Tab
 
     The arguments are those of `merge`.
     """
-    positioned = _clocks(records, heads, batch, _partitions(records)).positioned(records)
+    clocks = _clocks(records, heads, batch, _partitions(records))
+    positioned = clocks.positioned(without_values(records))
     late_records = positioned.where(
         positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out)
     )
-    return _late_rows(
-        late_records.rows.append_column("position", time_column(late_records.positions)), batch
-    )
+    rows = late_records.rows
+    rows = rows.append_column("value", _gathered(records["value"], int64s(rows[_ROW])))
+    rows = rows.append_column("position", time_column(late_records.positions))
+    return _late_rows(rows, batch)
 
 
 def late_again(records: pa.Table, waiting: pa.Table, batch: Batch) -> pa.Table:
@@ -321,6 +327,27 @@ def _settled_after(late_rows: pa.Table, batch: Batch) -> Int64s:
 
 # -- records
 
+_ROW: Final = "_row"
+_VALUE_BYTES: Final = "_value_bytes"
+
+
+def without_values(records: pa.Table) -> pa.Table:
+    """Return records with their row numbers and the sizes of their values instead of the values.
+
+    So these, which may be large, are copied once: by `parts_by_source`.
+    """
+    sizes = pa.array(lengths(records["value"]))
+    return numbered(records.drop_columns("value"), _ROW).append_column(_VALUE_BYTES, sizes)
+
+
+def _gathered(values: pa.ChunkedArray, rows: Int64s) -> pa.ChunkedArray:
+    """Return the values of some rows (large_binary)."""
+    # `take` first copies several chunks into one: only from the first to the last row.
+    first = int(rows.min(initial=len(values)))
+    end = int(rows.max(initial=first - 1)) + 1
+    near = values.slice(first, end - first).cast(pa.large_binary())
+    return near.take(pa.array(rows - first))
+
 
 def _clocks(
     records: pa.Table, heads: pa.Table, batch: Batch, partitions: Collection[int]
@@ -333,13 +360,11 @@ def _partitions(*tables: pa.Table) -> set[int]:
 
 
 def _on_time(records: pa.Table, batch: Batch, clocks: Clocks, recovered: pa.Table) -> Positioned:
-    """Return the records that a batch merges.
+    """Return the records that a batch merges, without their values.
 
     They are neither late, nor passed over, nor in the sink already.
     """
-    values = records["value"].cast(pa.large_binary())
-    wide = records.set_column(records.column_names.index("value"), "value", values)
-    positioned = clocks.positioned(wide)
+    positioned = clocks.positioned(without_values(records))
     on_time = positioned.where(
         ~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out)
     )
@@ -414,7 +439,13 @@ class _Entering(NamedTuple):
         return cls(open_rows, waited, is_waiting, deleted)
 
 
-def _changed(records: Positioned, unfinished: pa.Table, batch: Batch, clocks: Clocks) -> pa.Table:
+def _changed(
+    records: Positioned,
+    values: pa.ChunkedArray,
+    unfinished: pa.Table,
+    batch: Batch,
+    clocks: Clocks,
+) -> pa.Table:
     entering = _Entering.of(records, unfinished, batch, clocks)
     every = records.with_others(entering.waited)
     labels, is_changed = _labels(every, entering, batch, clocks)
@@ -441,7 +472,7 @@ def _changed(records: Positioned, unfinished: pa.Table, batch: Batch, clocks: Cl
         ),
         "event_time": time_column(first),
         "last_event_time": time_column(last),
-        **parts_by_source(records, before, merged, repeated, batch),
+        **parts_by_source(records, values, before, merged, repeated, batch),
     }
     too_large = _too_large(pa.table(columns), timed_out, batch)
     closed_at = np.full(merged.size, NULL_TIME)
@@ -453,7 +484,7 @@ def _changed(records: Positioned, unfinished: pa.Table, batch: Batch, clocks: Cl
     )
     none_at = np.full(len(opened.first), NULL_TIME)
     positions = merged.reduce(np.maximum, np.concatenate([every.positions, none_at]))
-    sizes = [lengths(records.rows["value"]), int64s(before[RECORD_BYTES.name])]
+    sizes = [value_sizes(records), int64s(before[RECORD_BYTES.name])]
     if repeated is not None:
         sizes = [
             np.where(is_duplicate, 0, size)
@@ -577,14 +608,23 @@ def _repeated(
     return joined(records.rows, before, waited, numbers, batch.plan.batch)
 
 
+def value_sizes(records: Positioned) -> Int64s:
+    """Return how many bytes the value of each of some records has (`without_values`)."""
+    return int64s(records.rows[_VALUE_BYTES])
+
+
 def parts_by_source(
     records: Positioned,
+    values: pa.ChunkedArray,
     before: pa.Table,
     merged: Merged,
     repeated: Joined | None,
     batch: Batch,
 ) -> dict[str, pa.ListArray]:
-    """Return, by source, the parts of each merge record: repeated records are none."""
+    """Return, by source, the parts of each merge record: repeated records are none.
+
+    `records`: rows of `without_values`. `values`: those of the table that it was given.
+    """
     if repeated is not None:
         merged = merged._replace(
             record_numbers=merged.record_numbers[~repeated.is_record],
@@ -592,17 +632,24 @@ def parts_by_source(
         )
         records = records.where(~repeated.is_record)
         before = before.filter(pa.array(~repeated.is_row))
-    return {source: _parts(source, records, before, merged, batch) for source in batch.sources}
+    return {
+        source: _parts(source, records, values, before, merged, batch) for source in batch.sources
+    }
 
 
 def _parts(
-    source: str, records: Positioned, before: pa.Table, merged: Merged, batch: Batch
+    source: str,
+    records: Positioned,
+    values: pa.ChunkedArray,
+    before: pa.Table,
+    merged: Merged,
+    batch: Batch,
 ) -> pa.ListArray:
     """Return a source's parts of each merge record by (event time, topic, offset), old and new."""
     source_rows = np.flatnonzero(pc.equal(records.rows["source"], source).to_numpy())
-    old_lists = before[source].combine_chunks()
+    old_lists = one_chunk(before[source])
     old = old_lists.flatten()
-    new = records.rows.select(["topic", "partition", "offset", "value"]).take(pa.array(source_rows))
+    new = records.rows.select(["topic", "partition", "offset", _ROW]).take(pa.array(source_rows))
     labels = np.concatenate(
         [
             merged.record_numbers[source_rows],
@@ -614,22 +661,30 @@ def _parts(
     topics = both(new["topic"], part_topics(old, batch.inputs, source), pa.string())
     topic_names = pa.array(sorted(i.topic for i in of_source(batch.inputs, source)), pa.string())
     order = np.lexsort([offsets, int64s(pc.index_in(topics, topic_names)), times, labels])
-    kind = _large(batch.value_types[source])
-    decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
-    places = zip(new["partition"].to_pylist(), new["offset"].to_pylist(), strict=True)
-    read = typed_values(
-        new["value"], batch.read_types.get(source, batch.value_types[source]), decode, places
-    )
-    values = both(read, old.field("value"), kind)
+    is_new = order < new.num_rows
+    read = _read(source, new.take(pa.array(order[is_new])), values, batch)
+    part_values = both(read, old.field("value"), _large(batch.value_types[source]))
+    if len(old):  # the new ones are in order already
+        at = order.copy()
+        at[is_new] = np.arange(new.num_rows)
+        part_values = part_values.take(pa.array(at))
     columns = {
-        "topic": topics.take(pa.array(order)).combine_chunks(),
+        "topic": one_chunk(topics.take(pa.array(order))),
         "offset": pa.array(offsets[order]),
         "event_time": time_column(times[order]),
-        "value": values.take(pa.array(order)).combine_chunks(),
+        "value": one_chunk(part_values),
     }
     names = old.type.names
     parts = pa.StructArray.from_arrays([columns[name] for name in names], names)
     return in_lists(labels[order], parts, merged.size)
+
+
+def _read(source: str, records: pa.Table, values: pa.ChunkedArray, batch: Batch) -> pa.ChunkedArray:
+    """Return the values of a source's records as silver keeps them."""
+    decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
+    places = zip(records["partition"].to_pylist(), records["offset"].to_pylist(), strict=True)
+    kind = batch.read_types.get(source, batch.value_types[source])
+    return typed_values(_gathered(values, int64s(records[_ROW])), kind, decode, places)
 
 
 def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:

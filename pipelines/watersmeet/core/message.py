@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Booleans, Int64s, lengths, times_ms
+from watersmeet.core.columns import Booleans, Int64s, lengths, one_chunk, times_ms
 from watersmeet.core.sequence import (
     CLOSED_AT,
     DUE,
@@ -326,7 +326,7 @@ class _Places(NamedTuple):
 
 def _texts(column: pa.ChunkedArray) -> pa.Array:
     """Return texts as UTF-8 bytes."""
-    return column.cast(pa.large_binary()).combine_chunks()
+    return one_chunk(column.cast(pa.large_binary()))
 
 
 def _flags(column: pa.Array) -> Booleans:

@@ -20,6 +20,7 @@ from watersmeet.core.columns import (
     in_lists,
     int64s,
     looked_up,
+    one_chunk,
     time_column,
     times_ms,
 )
@@ -63,7 +64,7 @@ def _parts_before(
     last = np.full(count, NULL_TIME)
     columns = {name: rows[name] for name in rows.column_names}
     for source in dict.fromkeys(input_id.source for input_id in inputs):
-        parts = rows[source].combine_chunks()
+        parts = one_chunk(rows[source])
         kept, parents = _is_before(source, parts, rows["partition"], ends, inputs)
         parents = parents[kept]
         kept_parts = parts.flatten().filter(pa.array(kept))

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from watersmeet.core.avro_columns import LOCAL
 from watersmeet.core.avro_schema import FRAME, AvroSchema, as_text, schema_id_of
 from watersmeet.core.column_reading import ColumnReader, column_reader, sent_keys
-from watersmeet.core.columns import Booleans, Int64s, int64s, lengths
+from watersmeet.core.columns import Booleans, Int64s, int64s, lengths, one_chunk
 from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.json_text import (
     UndecodableError,
@@ -259,7 +259,7 @@ def _ids(bronze: pa.Table, rules: ReadingRules) -> pa.Array:
 
 def _redriven_from(kafka: pa.Table) -> pa.Array:
     """Return the column `REDRIVEN_FROM`."""
-    headers = kafka["headers"].combine_chunks()
+    headers = one_chunk(kafka["headers"])
     says = pc.equal(headers.flatten().field("key"), REDRIVEN).fill_null(False)
     redriven: list[int | None] = [None] * kafka.num_rows
     for row in pc.unique(headers.value_parent_indices().filter(says)).to_pylist():
@@ -279,7 +279,7 @@ def record_bytes(kafka: pa.Table) -> Int64s:
 
 def _bytes_beside_values(kafka: pa.Table) -> Int64s:
     """Return how many bytes key and headers of each record have."""
-    headers = kafka["headers"].combine_chunks()
+    headers = one_chunk(kafka["headers"])
     total = lengths(kafka["key"])
     parents = int64s(headers.value_parent_indices())
     flat = headers.flatten()

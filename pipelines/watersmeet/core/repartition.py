@@ -25,7 +25,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import NULL_TIME, Booleans, Int64s, groups, int64s, times_ms
+from watersmeet.core.columns import NULL_TIME, Booleans, Int64s, groups, int64s, one_chunk, times_ms
 from watersmeet.core.dead_letters import LETTERS, NEXT_OFFSETS, next_offsets, numbers_by_name
 from watersmeet.core.reading import KAFKA, ReadingRules, Reason, merge_keys, read_records
 from watersmeet.core.redriven import REDRIVEN
@@ -317,7 +317,7 @@ def _headers(rows: pa.Table, is_last: Booleans, progress_headers: pa.Array) -> p
 
     `rows` must be in one chunk.
     """
-    had = rows["headers"].combine_chunks()
+    had = one_chunk(rows["headers"])
     own = had.flatten()
     counts = int64s(had.value_lengths().fill_null(0))
     places = pc.binary_join_element_wise(

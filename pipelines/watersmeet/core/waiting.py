@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Booleans, numbered
+from watersmeet.core.columns import Booleans, numbered, one_chunk
 from watersmeet.core.input_columns import part_topics
 from watersmeet.core.inputs import InputId
 from watersmeet.core.types import TIME
@@ -74,7 +74,7 @@ def placed(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
     places = []
     for source in dict.fromkeys(input_id.source for input_id in inputs):
         source_rows = rows.filter(pc.greater(pc.list_value_length(rows[source]), 0))
-        parts = source_rows[source].combine_chunks().flatten()
+        parts = one_chunk(source_rows[source]).flatten()
         columns = [
             pa.repeat(pa.scalar(source), len(parts)),
             part_topics(parts, inputs, source),

@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import lengths
+from watersmeet.core.columns import lengths, one_chunk
 from watersmeet.core.message import message_bytes
 from watersmeet.errors import Problem
 from watersmeet.expressions import MESSAGE, PREDICATE, Outcome, evaluate, expression_problem
@@ -86,7 +86,7 @@ class Expressions:
             field = rows.schema.field(name)
             column = pa.nulls(len(rows), field.type)
             column = pc.replace_with_mask(
-                column, _flat(is_finished), _flat(values).cast(field.type)
+                column, one_chunk(is_finished), one_chunk(values).cast(field.type)
             )
             rows = rows.set_column(place, field, column)
         return rows
@@ -129,7 +129,3 @@ def warn(name: str, failed: int, judged: int, error: str | None) -> None:
     """
     if error is not None:
         log.warning("%s fails for %d of %d merge records: %s", name, failed, judged, error)
-
-
-def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

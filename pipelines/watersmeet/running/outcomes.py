@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow.compute as pc
 
+from watersmeet.core.columns import one_chunk
 from watersmeet.core.correction_sequence import TOO_MANY
 from watersmeet.core.input_columns import part_topics
 from watersmeet.core.inputs import InputId
@@ -190,7 +191,7 @@ def _parts(
     consumed = {tp: (done.from_offset, done.until_offset) for tp, done in plan.ranges.items()}
     for source in settings.sources:
         partitions = rows["partition"].take(pc.list_parent_indices(rows[source])).to_pylist()
-        parts = pc.list_flatten(rows[source]).combine_chunks()
+        parts = one_chunk(pc.list_flatten(rows[source]))
         topics = part_topics(parts, settings.inputs, source).to_pylist()
         offsets = parts.field("offset").to_pylist()
         for partition, topic, offset in zip(partitions, topics, offsets, strict=True):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.clocks import clocks_of
-from watersmeet.core.columns import Int64s, groups, int64s, times_ms
+from watersmeet.core.columns import Int64s, groups, int64s, one_chunk, times_ms
 from watersmeet.core.correction_sequence import ORDER, CorrectionPlace, CorrectionTail, is_up_to
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.input_columns import part_topics
@@ -278,7 +278,7 @@ def places_of_parts(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
     """Return the places of the parts of merge records, and of their duplicates."""
     part_tables = [PARTS.empty_table()]
     for source in dict.fromkeys(input_id.source for input_id in inputs):
-        parts = rows[source].combine_chunks()
+        parts = one_chunk(rows[source])
         flat = parts.flatten()
         partitions = rows["partition"].take(parts.value_parent_indices())
         columns = [
