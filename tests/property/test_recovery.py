@@ -426,7 +426,8 @@ class Life:
         elif action > 0.97:
             self.lose()
         elif self.is_changing:
-            for _ in range(rng.randint(1, self.most_at_once)):
+            most = self.most_at_once
+            for _ in range(rng.randint(1, most) if most > 1 else 1):
                 self.evolve()
 
     def _write(self, source: str) -> None:
