@@ -24,7 +24,7 @@ from benchmarks.inputs import Shape, Variant, fill_topics, write_configuration
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import ProgramError, bytes_in, embedded_broker, notify, program, started
 from benchmarks.sinks import published
-from watersmeet.core.sequence import parse_tail
+from watersmeet.core.sequence import MERGED
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import sequence_tail
 from watersmeet.kafka.reading import read_tails
@@ -114,7 +114,7 @@ class River:
         with program(folder, "-m", "watersmeet", "run", "--once") as running:
             running.wait()
         tails = read_tails(settings.kafka, settings.publish.topic, self.partitions)
-        published = sum(sequence_tail(last, parse_tail).seq + 1 for last in tails.values())
+        published = sum(sequence_tail(last, MERGED).seq + 1 for last in tails.values())
         if published != self.sessions:
             raise ProgramError(
                 f"{published} messages came out of {self.sessions} sessions: "

@@ -61,6 +61,7 @@ SPARK_TESTS = (
     "tests/integration/test_odd_timestamps.py",
     "tests/integration/test_operations.py::test_a_jump_",
     "tests/integration/test_other_readers.py",
+    "tests/integration/test_upgrade.py",
     "tests/kafka/test_source.py",
     "tests/lake/test_commits.py::test_the_last_commit_of_an_application_is_found_behind_others",
     "tests/lake/test_table_reader.py",

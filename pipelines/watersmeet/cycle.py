@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from watersmeet.bronze import Bronze
 from watersmeet.core.inputs import InputId
+from watersmeet.core.sequence import CORRECTED
 from watersmeet.core.times import time_text
 from watersmeet.engine import Running
 from watersmeet.gold import Gold
@@ -24,7 +25,6 @@ from watersmeet.lake.lease import Lease
 from watersmeet.lake.maintenance import Maintenance
 from watersmeet.operations.retention import expire
 from watersmeet.running.bronze_table import BronzeTable
-from watersmeet.running.corrected_sequence import CorrectedSequence
 from watersmeet.running.dead_letters import DeadLetters
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.owner import Owner
@@ -60,7 +60,7 @@ class Cycle:
         publisher = partial(Gold, owner, self._settings, run.partitions, lease.check)
         self.gold = publisher()
         self.corrections = (
-            [publisher(kind=CorrectedSequence)] if tables.has_corrections(self._settings) else []
+            [publisher(kind=CORRECTED)] if tables.has_corrections(self._settings) else []
         )
         self.dead_letters = [
             DeadLetters(owner, self._settings, run.partitions, table, topic, lease.check)

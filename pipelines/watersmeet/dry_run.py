@@ -2,7 +2,7 @@
 
 It serves to try rules and to test them. Every decision is made by the functions that the layers
 call: `core.reading` reads the records, `core.plan` and `core.merge` merge them, the user's SQL
-expressions judge them, and `core.message` makes the messages. The records are one batch, since the
+expressions judge them, and `core.sequence` makes the messages. The records are one batch, since the
 output does not depend on how the input is cut. With `close`, time goes on after the last record
 until every merge record has timed out, as if every source sent a heartbeat from far ahead.
 """
@@ -26,9 +26,9 @@ import pyarrow.compute as pc
 from watersmeet.audit.validate import check_expressions
 from watersmeet.avro_json import UnencodableError, encoder
 from watersmeet.configuration.file import known_instead
+from watersmeet.core import sequence as sequences
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.columns import MAX_TIME
-from watersmeet.core.correction_sequence import correction_messages, in_order
 from watersmeet.core.corrections import (
     LateRules,
     Made,
@@ -41,7 +41,6 @@ from watersmeet.core.corrections import (
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId, input_of_part, of_source
 from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied, silver_schema
-from watersmeet.core.message import in_message_order, messages
 from watersmeet.core.plan import (
     NOTHING_AVAILABLE,
     Available,
@@ -53,17 +52,16 @@ from watersmeet.core.plan import (
 from watersmeet.core.reading import KAFKA, read_records
 from watersmeet.core.repeated import DUPLICATE_SCHEMA, duplicates_of
 from watersmeet.core.repeated import ID as RECORD_ID
-from watersmeet.core.sequence import ID, SEQ
+from watersmeet.core.sequence import CORRECTED, ID, LATE, MERGED, SEQ, VERSION
 from watersmeet.core.sequence import TENANT as TENANT_HEADER
 from watersmeet.core.step import State, step
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
 from watersmeet.expressions.publish import Expressions
-from watersmeet.lake.order import PLACE_COLUMNS
 from watersmeet.lake.table_reader import normalise
 from watersmeet.running.batches import batch_of
 from watersmeet.running.correcting import validated_corrections, without
-from watersmeet.running.message_rows import with_message_values
+from watersmeet.running.lake_sequence import values_under
 from watersmeet.running.planning import by_partition
 from watersmeet.settings import Settings, load_settings
 
@@ -417,10 +415,8 @@ class DryRun:
         return {
             "clocks": [{"partition": p, "clock": clocks[0].get(p)} for p in partitions],
             "records": self._records(silver.filter(pc.not_equal(silver["status"], "waiting"))),
-            "messages": [message for p in partitions for message in self._messages(p, silver)],
-            "corrections": [
-                message for p in partitions for message in self._correction_messages(p, corrections)
-            ],
+            "messages": list(self._messages(MERGED, silver)),
+            "corrections": list(self._messages(CORRECTED, corrections)),
             "late": self._described(late, *_RECORD, "position"),
             "too_many": self._described(as_silver(too_many), *_RECORD),
             "duplicates": self._described(duplicates, *_RECORD, "id", "of_offset", "is_late"),
@@ -515,42 +511,25 @@ class DryRun:
             )
         return records
 
-    def _messages(self, partition: int, silver: pa.Table) -> list[dict[str, Any]]:
-        """Return the messages that gold would send to a partition."""
-        is_out = pc.and_(
-            pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False)
-        )
-        columns = ["partition", "last_event_time", *PLACE_COLUMNS, *self.settings.sources]
-        rows = with_message_values(silver.filter(is_out).select(columns), self.settings)
-        rows = in_message_order(rows)
-        made = messages(rows, rows["value"], None, {})
-        return [self._message(partition, row, {}) for row in made.to_pylist()]
+    def _messages(self, sequence: sequences.Sequence, rows: pa.Table) -> Iterator[dict[str, Any]]:
+        """Yield the messages that gold would send of rows of a sequence's table, by partition."""
+        for name, value in sequence.with_message.items():
+            rows = rows.filter(pc.equal(rows[name], value))
+        for partition in sorted(pc.unique(rows["partition"]).to_pylist()):
+            its = sequence.in_order(rows.filter(pc.equal(rows["partition"], partition)))
+            values = values_under(self.settings, sequence, its)
+            made, _ = sequence.messages(its, values, None)
+            yield from (self._message(partition, message) for message in made.to_pylist())
 
-    def _correction_messages(self, partition: int, corrections: pa.Table) -> list[dict[str, Any]]:
-        """Return the messages that gold would send to a partition of the topic of corrections."""
-        is_out = pc.and_(pc.equal(corrections["partition"], partition), corrections["has_message"])
-        rows = in_order(corrections.filter(is_out))
-        if not rows.num_rows:
-            return []
-        values = with_message_values(as_silver(rows), self.settings)["value"]
-        late_records = rows.select(["source", "topic", "offset", "version"]).to_pylist()
-        described = []
-        for row, late in zip(
-            correction_messages(rows, values, None).to_pylist(), late_records, strict=True
-        ):
-            input_id = InputId(late["source"], late["topic"])
-            place = self._place(input_id, partition, late["offset"])
-            about = {"version": late["version"], "late": place}
-            described.append(self._message(partition, row, about))
-        return described
-
-    def _message(
-        self, partition: int, row: Mapping[str, Any], about: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return a message as the answer has it; `about` is what a correction has beside it."""
+    def _message(self, partition: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a message as the answer has it."""
         headers = {header["key"]: header["value"].decode() for header in row["headers"]}
         text = None if row["value"] is None else row["value"].decode(errors="backslashreplace")
-        place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID], **about}
+        place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID]}
+        if LATE in headers:  # a correction
+            source, topic, _, offset = headers[LATE].split("/")
+            late = self._place(InputId(source, topic), partition, int(offset))
+            place |= {"version": int(headers[VERSION]), "late": late}
         place |= {name: headers.get(TENANT_HEADER, "") for name in self._shown(*TENANT.names)}
         return {**place, "key": row["key"].decode(), "timestamp": row["timestamp"], "value": text}
 

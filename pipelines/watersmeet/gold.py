@@ -1,8 +1,8 @@
 """The gold layer: publishes the records that silver has finished to Kafka, and corrections.
 
-Each partition of a topic is one gapless sequence. Merge records go to the sink
-(`running.merged_sequence`), corrections of late records to a topic of their own
-(`running.corrected_sequence`): each sequence has a publisher and a state of its own.
+Each partition of a topic is one gapless sequence. Merge records go to the sink, and corrections of
+late records to a topic of their own: two kinds of one thing (`core.sequence`), each with a
+publisher and a state of its own.
 
 The topic itself says how far each sequence has come. There is one publisher, the process that owns
 gold. A publication is made in these steps:
@@ -28,9 +28,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from time import monotonic
-from typing import Any
 
-from watersmeet.core.sequence import FORGOTTEN
+from watersmeet.core.sequence import FORGOTTEN, MERGED, Sequence, Tail
 from watersmeet.engine import Engine
 from watersmeet.errors import SinkReplacedError, TransactionTimeoutError, kind_of
 from watersmeet.faults import fault_point
@@ -38,11 +37,11 @@ from watersmeet.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
 from watersmeet.kafka.publisher import Publisher, sink_publisher
 from watersmeet.kafka.reading import headers_of, read_backwards
 from watersmeet.lake import tables
-from watersmeet.lake.published import last_noted_ms
+from watersmeet.lake.published import columns_of, last_noted_ms
 from watersmeet.monitoring.events import Failed, Published, RecordsProcessed
-from watersmeet.running.merged_sequence import MAX_PER_CHUNK, MergedSequence
+from watersmeet.running.lake_sequence import MAX_PER_CHUNK, LakeSequence, Publication
 from watersmeet.running.owner import Owner, now_ms
-from watersmeet.running.publications import Publication, Sequence, followed, publications_of
+from watersmeet.running.publication_plan import Pending
 from watersmeet.running.transaction_size import TransactionSize
 from watersmeet.settings import Settings
 
@@ -56,7 +55,7 @@ log = logging.getLogger("watersmeet.gold")
 class Gold:
     """Publishes a sequence of one lake to `partitions` partitions of a topic; one owner at a time.
 
-    `kind`: which of the lake's sequences it is; merge records by default.
+    `kind`: which of the lake's sequences it is.
     """
 
     owner: Owner
@@ -65,8 +64,8 @@ class Gold:
     check_owner: Callable[[], None] = lambda: None
     """Called before others are fenced: a process that was paused must not fence its successor."""
     now_s: Callable[[], float] = monotonic
-    kind: Callable[[Engine, Settings, int], Sequence] = MergedSequence
-    _tails: dict[int, Any] | None = None
+    kind: Sequence = MERGED
+    _tails: dict[int, Tail] | None = None
     _sink: str = ""
     """The topic as `published` names it; a new topic starts again with the first message."""
     _size: TransactionSize = field(
@@ -106,7 +105,7 @@ class Gold:
             if not backlog.has_more:
                 return
 
-    def _timed(self, backlog: Any, tails: Mapping[int, Any]) -> list[Publication]:
+    def _timed(self, backlog: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """Publish what is pending; the time it takes decides the size of the next transaction."""
         began = self.now_s()
         publications = self._publish(backlog, tails)
@@ -118,7 +117,7 @@ class Gold:
         if self._tails is None:
             self._tails = self.recover()
 
-    def recover(self) -> dict[int, Any]:
+    def recover(self) -> dict[int, Tail]:
         """Return the tail of every partition's sequence, as the sink says.
 
         Afterwards no transaction is open, and `published` covers every published message.
@@ -148,13 +147,15 @@ class Gold:
         self._note(missing)
         return tails
 
-    def _without_gaps(self, tails: Mapping[int, Any], noted: Mapping[int, Any]) -> dict[int, Any]:
+    def _without_gaps(
+        self, tails: Mapping[int, Tail], noted: Mapping[int, Tail]
+    ) -> dict[int, Tail]:
         """Return, by partition, the last message before which none is missing.
 
         Without a transaction a message may be out, and one before it not, since the producer has
         given that one up. `noted`: the messages behind which that may be so.
         """
-        gapless: dict[int, Any] = {}
+        gapless: dict[int, Tail] = {}
         for p, tail in tails.items():
             last = noted.get(p)
             seq = -1 if last is None else last.seq
@@ -165,11 +166,11 @@ class Gold:
                 gapless[p] = gapless_tail
         return gapless
 
-    def _sent_after(self, partition: int, seq: int) -> dict[int, Any]:
+    def _sent_after(self, partition: int, seq: int) -> dict[int, Tail]:
         """Return, by its number, each message of a partition that came after one."""
         messages = read_backwards(self.settings.kafka, self.sequence.topic, partition)
         later = takewhile(lambda tail: tail.seq > seq, map(self.sequence.tail, messages))
-        sent: dict[int, Any] = {}
+        sent: dict[int, Tail] = {}
         for tail in later:
             sent.setdefault(tail.seq, tail)
         return sent
@@ -190,10 +191,10 @@ class Gold:
         targets = sorted(
             (tails.keys() & partitions if partitions else tails.keys()) - has_tombstone
         )
-        self._publisher.send([self.sequence.tombstones(key, [(p, tails[p]) for p in targets])])
+        self._publisher.send([self.kind.tombstones(key, [(p, tails[p]) for p in targets])])
         return len(targets)
 
-    def _publish(self, backlog: Any, tails: Mapping[int, Any]) -> list[Publication]:
+    def _publish(self, backlog: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """Publish what is pending (steps 1 to 5) and return it by partition."""
         headers = self.sequence.headers(backlog)
         fault_point("gold.publish")
@@ -203,27 +204,25 @@ class Gold:
             promised = self._promised(backlog, tails)
             self._note(promised)
             with self.owner.step("gold", "publish"):
-                self._publisher.send(self.sequence.messages(backlog, tails, headers))
+                self._publisher.send(self.sequence.messages(backlog, tails, headers, {}))
             return promised
-        ends: dict[int, Any] = {}
-        made = self.sequence.messages(backlog, tails, headers)
-        messages = followed(made, ends, self.sequence.end_of)
+        ends: dict[int, Tail] = {}
+        messages = self.sequence.messages(backlog, tails, headers, ends)
         with self.owner.step("gold", "publish"):
             offsets = self._publisher.send(messages, self._check_sink)
         ends = {p: end._replace(offset=offsets[p]) for p, end in ends.items()}
-        publications = publications_of(ends, tails)
+        publications = _publications(ends, tails)
         fault_point("gold.note")
         with self.owner.step("gold", "note"):
             self._note(publications)
         return publications
 
-    def _promised(self, backlog: Any, tails: Mapping[int, Any]) -> list[Publication]:
+    def _promised(self, backlog: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """Return what `at_most_once` notes before it publishes; no offset can be known yet."""
-        ends: dict[int, Any] = {}
-        made = self.sequence.messages(backlog, tails, {})
-        for _ in followed(made, ends, self.sequence.end_of):
+        ends: dict[int, Tail] = {}
+        for _ in self.sequence.messages(backlog, tails, {}, ends):
             pass
-        return publications_of(ends, tails)
+        return _publications(ends, tails)
 
     # -- the table `published`, and the sink
 
@@ -237,12 +236,22 @@ class Gold:
             return
         self._noted_ms = max(now_ms(), self._noted_ms + 1)
         noted = {"committed_at": self._noted_ms, "sink": self._sink}
-        rows = [{**p.row(), **self.sequence.columns(p.tail), **noted} for p in publications]
+        rows = [
+            {
+                "partition": p.partition,
+                "first_seq": p.first_seq,
+                "last_seq": p.tail.seq,
+                "sink_offset": p.tail.offset,
+                **columns_of(self.kind, p.tail),
+                **noted,
+            }
+            for p in publications
+        ]
         layout = self._engine.lake.layout[tables.PUBLISHED]
         self.owner.append(tables.PUBLISHED, layout.rows_of(rows))
 
     def _notify_published(
-        self, publications: Collection[Publication], tails: Mapping[int, Any]
+        self, publications: Collection[Publication], tails: Mapping[int, Tail]
     ) -> None:
         topic = self.sequence.topic
         messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
@@ -257,9 +266,9 @@ class Gold:
             self._cluster.create_topic(topic, self.partitions, topic_settings, SMALLER_MESSAGES)
 
     @cached_property
-    def sequence(self) -> Sequence:
+    def sequence(self) -> LakeSequence:
         """The sequence that is published."""
-        return self.kind(self._engine, self.settings, self.partitions)
+        return LakeSequence(self._engine, self.settings, self.partitions, self.kind)
 
     @cached_property
     def _publisher(self) -> Publisher:
@@ -283,3 +292,11 @@ class Gold:
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
+
+
+def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:
+    """Return what was published by partition, after these tails and up to these ends."""
+    return [
+        Publication(p, tails[p].seq + 1 if p in tails else 0, end)
+        for p, end in sorted(ends.items())
+    ]

@@ -173,7 +173,7 @@ def _shown_columns(settings: Settings) -> dict[str, str]:
     They come by name, each with its value in a row that waits in bronze.
     """
     null = f"CAST(NULL AS {ddl(TIME)})"
-    times = dict.fromkeys(DUE.names, null) if settings.merge.says_closing else {}
+    times = dict.fromkeys(DUE.names, null) if settings.merge.shows_closing else {}
     of_tenants = {"tenant": "tenant", "`position`": null} if settings.merge.has_tenants else {}
     return times | of_tenants
 

@@ -179,23 +179,30 @@ class MergeSettings(Part):
         """True where every tenant has a clock of its own."""
         return self.tenant is not None
 
+    @property
+    def longest_ms(self) -> int:
+        """The longest time for which a merge record may take records, by the clock: its window and,
+        with tenants, the lag by which their clocks may be behind."""
+        return self.window.longest_ms + (self.tenant_max_lag_ms or 0)
+
     def check_tenants(self, option: str, value: object) -> None:
         """Raise ConfigurationError where an option has a value and there are no tenants."""
         if value is not None and not self.has_tenants:
             raise ConfigurationError("this lake has no tenants", where=option, fix="leave it out")
 
     @property
-    def says_closing(self) -> bool:
-        """True where merge records say when they were closed.
+    def shows_closing(self) -> bool:
+        """True where answers show until when merge records could be joined, and what closed them.
 
-        They do with tenants or a window by gap, or if there was either before.
+        They do with tenants or a window by gap, or if there was either before: else both follow
+        from the event time.
         """
         return self._had_window or self.has_tenants or not self.window.is_timeout
 
     def after(self, before: "MergeSettings") -> "MergeSettings":
         """Return these settings as the next ones of a lake, after `before`."""
         settings = self.model_copy()
-        settings._had_window = before.says_closing
+        settings._had_window = before.shows_closing
         return settings
 
     def with_window(self, window: Window) -> "MergeSettings":
@@ -423,7 +430,7 @@ class Settings(Part):
         says = {
             "topic": len(self.inputs) > len(self.sources),
             **dict.fromkeys(("duplicates", "id_path"), self.has_ids),
-            **dict.fromkeys(("due", "closed_at"), self.merge.says_closing),
+            **dict.fromkeys(("due", "closed_at"), self.merge.shows_closing),
             **dict.fromkeys(("tenant", "tenant_max_lag_ms", "waiting"), self.merge.has_tenants),
             **dict.fromkeys(
                 ("corrections", "corrections_published", "too_many"),

@@ -22,10 +22,10 @@ from tests.support.topics import Published, consume
 from watersmeet.audit.explain import explain
 from watersmeet.audit.show import utc
 from watersmeet.audit.status import status
-from watersmeet.audit.verify_sink import read_sink
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.model import MergeRecord
 from watersmeet.errors import ConfigurationError, WatersmeetError
+from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import Commit
@@ -67,7 +67,7 @@ def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
     )
     cases[HELD] = case_of([keyed(ODD, 5), keyed(ODD, 900)], [heartbeat(300)])
     lake = ModelLake(settings, cases, is_valid=lambda row: bool(row["tracking"]))
-    name = read_sink(lake.reader, settings, PARTITIONS).name
+    name = Cluster(settings.kafka).identified(settings.publish.topic)
     for share in (0.25, 0.5):
         lake.arrive(share)
         lake.merge()
@@ -244,11 +244,13 @@ def test_what_sorts_before_the_messages_of_a_lost_lake_is_not_told_as_published(
             )
         },
     )
+    closed = {"due": 250, "closed_at": 251, "tenant": ""}
+    lake.closing[0, "0/150/b"] = {"merge_key": "b", "event_time": 150, **closed}
     lake.send([Published(0, b"b", 150, b"lost", 0, "0/150/b")])
     lake.recover([(0, "b", 150)])
     lake.arrive()
     lake.merge()
-    lake.publish(read_sink(lake.reader, settings, 1).name)
+    lake.publish(Cluster(settings.kafka).identified(settings.publish.topic))
     published = [explain(lake.reader, settings, key)["records"] for key in ("a", "c")]
     assert [[record["published"] for record in records] for records in published] == [
         [None],

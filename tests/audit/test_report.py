@@ -109,7 +109,8 @@ def publication(
     after_ms: int, first: int = 0, last: int = 0, partition: int = 0, last_event_time: int = 0
 ) -> Row:
     seqs = {"partition": partition, "first_seq": first, "last_seq": last}
-    tail = {"last_event_time": last_event_time, "last_key": "k"}
+    closed_at = last_event_time + 100
+    tail = {"last_event_time": last_event_time, "last_key": "k", "last_closed_at": closed_at}
     return {**seqs, **tail, "committed_at": NOW + after_ms}
 
 

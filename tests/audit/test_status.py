@@ -47,6 +47,9 @@ def test_what_it_says_is_the_models(tmp_path: Path, seeds: range) -> None:
         "last_seq": 6,
         "last_event_time": 1,
         "last_key": "a",
+        "last_due": 101,
+        "last_closed_at": 102,
+        "last_tenant": "",
         "committed_at": 2,
         "sink": "merged (1.2)",
     }

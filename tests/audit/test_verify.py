@@ -30,13 +30,14 @@ from watersmeet.audit.evidence import read_evidence
 from watersmeet.audit.problems import Findings
 from watersmeet.audit.verify import LOOKS, MOVING, verify
 from watersmeet.audit.verify_evidence import read_partitions
-from watersmeet.audit.verify_sink import check_sink, read_limits, read_sink
+from watersmeet.audit.verify_sequence import SINK, check_sequence, read_ends
 from watersmeet.audit.verify_tables import check_clock
 from watersmeet.audit.verify_validity import Validator
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.plan import BatchPlan, Cursor, Rules
 from watersmeet.core.step import State
 from watersmeet.errors import ConfigurationError, KafkaUnreachableError, WatersmeetError
+from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.decisions import read_decisions
@@ -118,8 +119,13 @@ def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
     lake.arrive()
     lake.decide()
     lake.merge()
-    lake.publish(read_sink(lake.reader, settings, PARTITIONS).name)
+    lake.publish(name_of_sink(settings))
     return River(kafka, settings)
+
+
+def name_of_sink(settings: Settings) -> str:
+    """The sink as `published` has it."""
+    return Cluster(settings.kafka).identified(settings.publish.topic)
 
 
 def reader_of(settings: Settings) -> DeltaRsReader:
@@ -244,7 +250,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         altered(status="timed_out", valid=False, invalid_reason="predicate"),
         [
             (row(2, "c", 300), "the row is timed out although the clock is 320"),
-            (row(2, "c", 300), "the tables have timed_out from 300 to 320 of tracking@6"),
+            (row(2, "c", 300), "the tables have timed_out from 300 to 320, due 400 of tracking@6"),
             (row(2, "c", 300), "valid is False (predicate), and must be True (None)"),
         ],
     ),
@@ -265,12 +271,12 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
             (record("tracking", 3, 1), f"{MERGED} is missing"),
             (
                 row(3, "e", 20),
-                "the tables have nothing, and the merge model timed_out from 20 to 20 of "
-                "tracking@1",
+                "the tables have nothing, and the merge model timed_out from 20 to 20, due 120, "
+                "closed at 121 of tracking@1",
             ),
             (
-                "verified[3]@1: seq 1, key 'e', event_time 20",
-                "silver has no finished, valid record for it",
+                "verified[3]@1: seq 1, '3/20/e'",
+                "no row of silver has this message: closed_at 121, due 120, merge_key 'e'",
             ),
         ],
     ),
@@ -303,8 +309,8 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
             ),
             (row(5, "f", 30), "the tables have open from 30 to 30"),
             (
-                "verified[5]@2: seq 2, key 'f', event_time 30",
-                "silver has no finished, valid record for it",
+                "verified[5]@2: seq 2, '5/30/f'",
+                "no row of silver has this message: closed_at 131, due 130, merge_key 'f'",
             ),
         ],
     ),
@@ -334,7 +340,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
                 "verified_tracking[7]@9",
                 "passed, with the clock at 315, although the position is 320",
             ),
-            (row(7, "c", 300), "and the merge model open from 300 to 300 of tracking@6"),
+            (row(7, "c", 300), "and the merge model open from 300 to 300, due 400 of tracking@6"),
         ],
     ),
     (
@@ -485,7 +491,7 @@ def test_a_tombstone_may_be_skipped_and_nothing_else(kafka: str, tmp_path: Path)
     for share in (0.5, 1.0):
         lake.arrive(share)
         lake.merge()
-    lake.publish(read_sink(lake.reader, settings, 1).name)
+    lake.publish(name_of_sink(settings))
     assert problems_of(settings) == []
     unread = {"event_time": None, "merge_key": None}
     rewrite(
@@ -556,6 +562,12 @@ def with_seq(message: tuple[Any, ...], seq: int) -> tuple[Any, ...]:
     return (*message[:4], message[4] | {"watersmeet.seq": str(seq).encode()})
 
 
+def of_an_earlier_version(message: tuple[Any, ...]) -> tuple[Any, ...]:
+    """It did not say when a timeout closed a merge record."""
+    names = ("watersmeet.seq", "watersmeet.id")
+    return (*message[:4], {name: message[4][name] for name in names})
+
+
 BROKEN_SINKS: list[Callable[[list[Any]], list[Any]]] = [
     lambda m: [m[0], *m[2:]],
     lambda m: [m[0], m[1], m[1], *m[2:]],
@@ -566,26 +578,26 @@ BROKEN_SINKS: list[Callable[[list[Any]], list[Any]]] = [
     lambda m: [m[0], (*m[1][:3], 21, m[1][4]), *m[2:]],
     lambda m: [m[0], (*m[1][:4], m[1][4] | {"watersmeet.id": b"7/21/e"}), *m[2:]],
     lambda m: [m[0], with_seq(m[2], 1), with_seq(m[3], 2)],
+    lambda m: [m[0], (*m[1][:4], m[1][4] | {"watersmeet.closed_at": b"122"}), *m[2:]],
+    lambda m: [*map(of_an_earlier_version, m[:2]), *m[2:]],
 ]
 
 IN_BROKEN_SINKS = [
-    ("broken[0]@1: seq 2, key 'f', event_time 30", "seq 2 after 0: a gap"),
-    ("broken[0]: key 'e', event_time 20", "missing in the sink"),
-    ("broken[1]@2: seq 1, key 'e', event_time 20", "seq 1 after 1: a repeat"),
-    ("broken[2]@2: seq 2, key 'e', event_time 20", "2/20/e is not in the order of publication"),
-    ("broken[3]@1: seq 1, key 'e', event_time 20", "value differs from silver's record"),
+    ("broken[0]@1: seq 2, '0/30/f'", "seq 2 after 0: a gap"),
+    ("broken[0]: '0/20/e'", "missing in the sink"),
+    ("broken[1]@2: seq 1, '1/20/e'", "seq 1 after 1: a repeat"),
+    ("broken[2]@2: seq 2, '2/20/e'", "2/20/e is not in the order of publication"),
+    ("broken[3]@1: seq 1, '3/20/e'", "value differs from the row of silver"),
     ("broken[4]@4", "not a message of Watersmeet"),
+    ("broken[5]@2: seq 2, '5/30/f'", "the last message has seq 2, and 3 was published"),
+    ("broken[6]@1: seq 1, '6/20/e'", "timestamp differs from the row of silver"),
+    ("broken[7]@1: seq 1, '7/21/e'", "id differs from the row of silver"),
+    ("broken[8]: '8/20/e'", "missing in the sink"),
+    ("broken[8]@2: seq 2, '8/60/b'", "the last message has seq 2, and 3 was published"),
+    ("broken[9]: '9/20/e'", "missing in the sink"),
     (
-        "broken[5]@2: seq 2, key 'f', event_time 30",
-        "the last message has seq 2, and 3 was published",
-    ),
-    ("broken[6]@1: seq 1, key 'e', event_time 20", "timestamp differs from silver's record"),
-    ("broken[7]: key 'e', event_time 20", "missing in the sink"),
-    ("broken[7]@1: seq 1, key 'e', event_time 21", "silver has no finished"),
-    ("broken[8]: key 'e', event_time 20", "missing in the sink"),
-    (
-        "broken[8]@2: seq 2, key 'b', event_time 60",
-        "the last message has seq 2, and 3 was published",
+        "broken[9]@1: seq 1, '9/20/e'",
+        "no row of silver has this message: closed_at 122, due 120, merge_key 'e'",
     ),
 ]
 
@@ -605,7 +617,7 @@ def test_every_promise_that_is_broken_in_the_sink_is_found(
         )
     assert producer.flush(30) == 0
     settings = river.copy(tmp_path, sink="broken")
-    name = read_sink(reader_of(settings), settings, PARTITIONS).name
+    name = name_of_sink(settings)
     rewrite(settings, tables.PUBLISHED, altered(sink=name))
     the_same(problems_of(settings, full=False), IN_BROKEN_SINKS)
     for delivery, forgiven in (
@@ -907,11 +919,11 @@ def sink_problems(lake: ModelLake) -> list[tuple[str, str]]:
     """What is found in the sink alone."""
     evidence, sink = (
         read_evidence(lake.reader, lake.settings, 1),
-        read_sink(lake.reader, lake.settings, 1),
+        read_ends(lake.reader, lake.settings, SINK, lake.settings.publish.topic, 1),
     )
     findings, judge = Findings("sink"), Validator(evidence.epochs)
     for partition in read_partitions(evidence, judge.evaluated):
-        check_sink(partition, sink, read_limits(evidence), findings)
+        check_sequence(partition, sink, findings)
     return [(problem.where, problem.what) for problem in findings.problems]
 
 
@@ -924,7 +936,7 @@ def test_a_record_in_two_messages_is_found_in_whatever_generations_they_are(
         for key, time in (("a", 0), ("b", 150), ("c", 300), ("d", 450), ("e", 600), ("f", 1000))
     ]
     lake = ModelLake(settings, {0: case_of(beats, [heartbeat(1000)])})
-    sink = read_sink(lake.reader, settings, 1).name
+    sink = name_of_sink(settings)
     lake.arrive()
     lake.merge()
     lake.publish(sink, most=2)
@@ -943,7 +955,7 @@ def test_a_record_in_two_messages_is_found_in_whatever_generations_they_are(
 
     rewrite(settings, tables.SILVER, with_the_first)
     [(where, what)] = [each for each in sink_problems(lake) if "earlier message" in each[1]]
-    assert where.endswith("seq 3, key 'd', event_time 450")
+    assert where.endswith("seq 3, '0/450/d'")
     assert what == "the record tracking@0 is in an earlier message, too"
 
 
@@ -958,7 +970,7 @@ def test_after_a_jump_back_the_sink_is_compared_from_there_on(kafka: str, tmp_pa
     lake = ModelLake(settings, {0: case_of(beats, [heartbeat(1000)])})
     lake.arrive()
     lake.merge()
-    lake.publish(read_sink(lake.reader, settings, 1).name)
+    lake.publish(name_of_sink(settings))
     lake.jump(-3)
     lake.merge()
     assert problems_in(lake) == []
@@ -977,20 +989,18 @@ def test_what_sorts_behind_the_last_message_before_a_new_beginning_is_compared(
         for key, time in (("a", 0), ("b", 150), ("c", 150), ("d", 150), ("e", 600), ("f", 1000))
     ]
     lake = ModelLake(settings, {0: case_of(values, [heartbeat(1000)])})
-    sink = read_sink(lake.reader, settings, 1).name
+    sink = name_of_sink(settings)
     if is_reset:
         lake.arrive()
         lake.merge()
         lake.publish(sink, most=2)
         lake.jump(-4)
     else:
-        out = enumerate([("a", 1), ("b", 150)])
-        lake.send(
-            [
-                Published(0, key.encode(), time, b"lost", seq, f"0/{time}/{key}")
-                for seq, (key, time) in out
-            ]
-        )
+        for seq, (key, time) in enumerate([("a", 1), ("b", 150)]):
+            message = Published(0, key.encode(), time, b"lost", seq, f"0/{time}/{key}")
+            closing = {"closed_at": time + 101, "tenant": "", "due": time + 100}
+            lake.closing[0, message.id] = {"event_time": time, "merge_key": key, **closing}
+            lake.send([message])
         lake.recover([(0, "b", 150)], dict.fromkeys(lake.tps, 0))
     lake.arrive()
     lake.merge()
@@ -1005,8 +1015,8 @@ def test_what_sorts_behind_the_last_message_before_a_new_beginning_is_compared(
     rewrite(settings, tables.SILVER, renamed)
     (unknown, _), (missing, _) = found = sink_problems(lake)
     assert [what for _, what in found] == [
-        "silver has no finished, valid record for it",
-        "silver's record is missing in the sink, which has later ones",
+        "no row of silver has this message: closed_at 251, due 250, merge_key 'c'",
+        "a row of silver is missing in the sink, which has later ones",
     ]
-    assert unknown.endswith("seq 2, key 'c', event_time 150")
-    assert missing == f"{name}[0]: key 'cc', event_time 150"
+    assert unknown.endswith("seq 2, '0/150/c'")
+    assert missing == f"{name}[0]: '0/150/cc'"

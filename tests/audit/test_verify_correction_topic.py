@@ -35,11 +35,12 @@ from tests.support.topics import (
 )
 from watersmeet.audit import problems
 from watersmeet.audit.verify import verify
-from watersmeet.audit.verify_correction_topic import read_correction_topic
+from watersmeet.core.sequence import CORRECTED
 from watersmeet.engine.choice import open_engine
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.expressions import Outcome
 from watersmeet.gold import Gold
+from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.epochs import begin_epoch
@@ -47,7 +48,6 @@ from watersmeet.lake.generations import Generation, generation_rows
 from watersmeet.lake.location import Lake
 from watersmeet.operations.forget import Forgetting
 from watersmeet.operations.retention import expire
-from watersmeet.running.corrected_sequence import CorrectedSequence
 from watersmeet.settings import Settings
 
 pytestmark = pytest.mark.promise("R21")
@@ -67,7 +67,7 @@ def new_lake(
 
 
 def corrected(lake: CaseLake) -> Gold:
-    return Gold(lake.owner(), lake.settings, lake.partitions, kind=CorrectedSequence)
+    return Gold(lake.owner(), lake.settings, lake.partitions, kind=CORRECTED)
 
 
 def publish(lake: CaseLake) -> None:
@@ -384,7 +384,7 @@ def renumbered(message: Sent, seq: int) -> Sent:
 
 AT_A = "version {} of '{}/0/a'"
 IN_ROW = "from the row of corrections"
-NO_ROW = "corrections has no such row with a message"
+NO_ROW = "no row of corrections has this message"
 MISSING = "a row of corrections is missing in the topic"
 NOTED = "the last message has seq 2, and 3 was published"
 
@@ -434,7 +434,7 @@ FAULTS: list[tuple[Callable[[list[Sent]], list[Sent]], list[tuple[str, str]]]] =
         lambda m: [m[0], (b"b", *m[1][1:2], 7, with_headers(m[1], id=b"7/0/a")[3]), *m[2:]],
         [("@1: seq 1, version 2 of '7/0/a'", f"key and timestamp and id differ {IN_ROW}")],
     ),
-    (lambda m: [*m, (*m[3][:3], {})], [("@4", "not a correction of Watersmeet")]),
+    (lambda m: [*m, (*m[3][:3], {})], [("@4", "not a message of Watersmeet")]),
 ]
 """By partition what becomes of its messages, and what is found: where it is, and what is wrong."""
 
@@ -460,8 +460,7 @@ class Broken:
         settings = settings_of(
             self.kafka, folder, "corrected", publish__corrections=corrections, **overrides
         )
-        reader = DeltaRsReader(Lake(settings))
-        name = read_correction_topic(reader, settings, "broken-corrections", len(FAULTS)).name
+        name = Cluster(settings.kafka).identified("broken-corrections")
         is_noted = altered(sink=lambda row: row["sink"] if row["last_u"] is None else name)
         rewrite(settings, tables.PUBLISHED, is_noted)
         return settings

@@ -45,7 +45,7 @@ def out_before(source: str, offset: int, time: int) -> Outcome:
 
 
 def read_back(key: str, event_time: int) -> Message:
-    return key, event_time, None, None, ""
+    return key, event_time, event_time + 100, event_time + 101, ""
 
 
 def outcomes_at(clock: int | None, *recovered: Message) -> list[Outcome]:

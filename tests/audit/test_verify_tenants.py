@@ -18,7 +18,7 @@ from hypothesis import given
 
 from tests.audit.inputs import problems_in, with_topics
 from tests.audit.inputs import settings_of as settings_with_topics
-from tests.audit.test_verify import Change, altered, gone, twice
+from tests.audit.test_verify import Change, altered, gone, name_of_sink, twice
 from tests.support.cases import SOURCES, Case, as_record, cases_with_ids, rules_of
 from tests.support.configurations import IDS, settings_for
 from tests.support.effort import draws, first_then_nightly
@@ -34,7 +34,7 @@ from watersmeet.audit.evidence import End, read_evidence
 from watersmeet.audit.problems import Findings
 from watersmeet.audit.verify_evidence import Outcome, read_partitions
 from watersmeet.audit.verify_model import merged_through, outcomes
-from watersmeet.audit.verify_sink import check_sink, read_limits, read_sink
+from watersmeet.audit.verify_sequence import SINK, check_sequence, read_ends
 from watersmeet.audit.verify_validity import Validator
 from watersmeet.core.model import MergeRecord, PartitionMerge, Record
 from watersmeet.core.plan import TopicPartition
@@ -436,11 +436,11 @@ BROKEN_SINKS: list[tuple[Callable[[list[Sent]], list[Sent]], list[tuple[str, str
     (lambda sent: sent, []),
     (
         lambda sent: exchanged(sent, 4),
-        [("tenant 'x', key 'a/b'", "1/5420/x/a/b is not in the order of publication")],
+        [("seq 5, '1/5420/x/a/b'", "1/5420/x/a/b is not in the order of publication")],
     ),
     (
         lambda sent: exchanged(sent, 5),
-        [("tenant 'y', key 'A'", "2/5420/y/A is not in the order of publication")],
+        [("seq 6, '2/5420/y/A'", "2/5420/y/A is not in the order of publication")],
     ),
     (
         lambda sent: [*sent[:-1], with_headers(sent[-1], tenant=b"x")],
@@ -450,10 +450,10 @@ BROKEN_SINKS: list[tuple[Callable[[list[Sent]], list[Sent]], list[tuple[str, str
         lambda sent: [*sent[:-1], with_headers(sent[-1], due=b"5521")],
         [
             (
-                "tenant 'y', key 'a/b', closed_at 5521, due 5521",
-                "silver has no finished, valid record for it",
+                "broken_tenants[4]@6: seq 6, '4/5420/y/a/b'",
+                "has this message: closed_at 5521, tenant 'y', due 5521, merge_key 'a/b'",
             ),
-            ("tenant 'y', key 'a/b', closed_at 5521, due 5520", "missing in the sink"),
+            ("broken_tenants[4]: '4/5420/y/a/b'", "missing in the sink"),
         ],
     ),
     (
@@ -461,11 +461,11 @@ BROKEN_SINKS: list[tuple[Callable[[list[Sent]], list[Sent]], list[tuple[str, str
             *sent[:-1],
             (*sent[-1][:2], sent[-1][2].replace(b'"tenant":"y"', b'"tenant":"x"'), *sent[-1][3:]),
         ],
-        [("tenant 'y', key 'a/b'", "value differs from silver's record")],
+        [("seq 6, '5/5420/y/a/b'", "value differs from the row of silver")],
     ),
     (
         lambda sent: [*sent[:5], *map(renumbered, sent[6:])],
-        [("tenant 'y', key 'A', closed_at 5521", "missing in the sink")],
+        [("broken_tenants[6]: '6/5420/y/A'", "missing in the sink")],
     ),
 ]
 
@@ -482,7 +482,7 @@ def test_each_promise_that_is_broken_in_the_sink_is_found(kafka: str, tmp_path: 
     lake.arrive()
     lake.merge()
     assert problems_in(lake) == []
-    lake.publish(read_sink(lake.reader, settings, partitions).name)
+    lake.publish(name_of_sink(settings))
     assert [m.id for m in lake.out[0]] == PUBLISHED
     create_topics(kafka, "broken_tenants", partitions=partitions)
     producer = CheckedProducer(kafka)
@@ -501,14 +501,14 @@ def test_each_promise_that_is_broken_in_the_sink_is_found(kafka: str, tmp_path: 
     there = settings_with_topics(kafka, tmp_path, "of_tenants", "broken_tenants", **OVERRIDES)
     evidence, sink = (
         read_evidence(lake.reader, there, partitions),
-        read_sink(lake.reader, there, partitions),
+        read_ends(lake.reader, there, SINK, "broken_tenants", partitions),
     )
     judge = Validator(evidence.epochs)
     for partition, (_, told) in zip(
         read_partitions(evidence, judge.evaluated), BROKEN_SINKS, strict=True
     ):
         findings = Findings("sink")
-        check_sink(partition, sink, read_limits(evidence), findings)
+        check_sequence(partition, sink, findings)
         found = [f"{problem.where}: {problem.what}" for problem in findings.described()]
         assert len(found) == len(told), (partition.number, found)
         for where, words in told:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.audit.inputs import case_of, richest_cases, with_topics
-from tests.audit.test_verify import problems_of
+from tests.audit.test_verify import name_of_sink, problems_of
 from tests.support.cases import heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
@@ -24,7 +24,6 @@ from watersmeet.audit.rebuild import (
     verify_against,
 )
 from watersmeet.audit.verify import verify
-from watersmeet.audit.verify_sink import read_sink
 from watersmeet.audit.verify_values import as_kept
 from watersmeet.core.message import message_bytes
 from watersmeet.core.window import Window
@@ -87,7 +86,7 @@ def message(row: Row) -> bytes:
 def published(lake: ModelLake) -> None:
     lake.arrive()
     lake.merge()
-    lake.publish(read_sink(lake.reader, lake.settings, 1).name)
+    lake.publish(name_of_sink(lake.settings))
 
 
 def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: Path) -> None:
@@ -130,8 +129,8 @@ def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: 
     assert "9007199254740992" in sentence.split("merge model")[0]
     assert "9007199254740993" in sentence.split("merge model")[1]
     assert in_sink == (
-        "typed[0]@0: seq 0, key 'a', event_time 0",
-        "value differs from silver's record",
+        "typed[0]@0: seq 0, '0/0/a'",
+        "value differs from the row of silver",
     )
 
 
@@ -176,12 +175,12 @@ def test_the_users_own_expressions_are_checked(kafka: str, tmp_path: Path) -> No
     rewrite(settings, tables.SILVER, wrong)
     in_sink = [
         (
-            "expressions[0]: key 'b', event_time 10",
-            "silver's record is missing in the sink, which has later ones",
+            "expressions[0]: '0/10/b'",
+            "a row of silver is missing in the sink, which has later ones",
         ),
         (
-            "expressions[0]@1: seq 1, key 'c', event_time 20",
-            "silver has no finished, valid record for it",
+            "expressions[0]@1: seq 1, '0/20/c'",
+            "no row of silver has this message: closed_at 121, due 120, merge_key 'c'",
         ),
     ]
     verdicts = [

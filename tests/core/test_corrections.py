@@ -22,8 +22,12 @@ from tests.support.merges import KINDS
 from tests.support.strategies import cuts
 from watersmeet.configuration.values import NAMES_OF_CORRECTIONS, RESERVED_NAMES
 from watersmeet.core.clocks import clocks_of
-from watersmeet.core.correction_model import Correction, PartitionCorrections
-from watersmeet.core.correction_sequence import MAX_VERSIONS, CorrectionPlace, late_born_id
+from watersmeet.core.correction_model import (
+    MAX_VERSIONS,
+    Correction,
+    CorrectionPlace,
+    PartitionCorrections,
+)
 from watersmeet.core.corrections import (
     LateRules,
     correct,
@@ -35,7 +39,7 @@ from watersmeet.core.corrections import (
 from watersmeet.core.merge import LATE_SCHEMA, Batch
 from watersmeet.core.model import MergeRules, PartitionMerge, Record
 from watersmeet.core.plan import Rules
-from watersmeet.core.sequence import message_id
+from watersmeet.core.sequence import late_born_id, message_id
 from watersmeet.core.window import Window
 from watersmeet.settings import CorrectionSettings
 

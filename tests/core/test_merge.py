@@ -42,7 +42,6 @@ from watersmeet.core.merge import (
     merge_in_chunks,
     silver_schema,
 )
-from watersmeet.core.message import SAYS_CLOSING
 from watersmeet.core.model import PartitionMerge, PublishedRecord, Record, horizon_after
 from watersmeet.core.plan import (
     Available,
@@ -250,10 +249,7 @@ class PureLake:
     def _recovered(self) -> pa.Table:
         rows = [
             {"partition": p, "merge_key": key, "event_time": each.event_time * 1000, "tenant": ""}
-            | {
-                name: None if (at := getattr(each, name)) is None else at * 1000
-                for name in DUE.names
-            }
+            | {name: getattr(each, name) * 1000 for name in DUE.names}
             for p, by_key in self.recovered.items()
             for key, mine in by_key.items()
             for each in mine
@@ -441,7 +437,7 @@ def _random_window(rng: random.Random) -> Window:
 def _random_message(rng: random.Random, window: Window) -> PublishedRecord:
     time = rng.randrange(1500)
     due = time + rng.randrange(window.longest_ms)
-    return PublishedRecord(time) if window.is_timeout else PublishedRecord(time, due, due + 1)
+    return PublishedRecord(time, due, due + 1)
 
 
 @pytest.mark.promise("R2")
@@ -554,7 +550,7 @@ def test_a_record_that_times_out_with_too_large_a_message_is_not_valid() -> None
 
 
 def test_no_source_can_be_called_like_a_column_beside_the_sources() -> None:
-    beside = {*silver_schema({}).names, *_batch(50, 5).changed_schema().names, SAYS_CLOSING}
+    beside = {*silver_schema({}).names, *_batch(50, 5).changed_schema().names}
     taken = beside - {*SOURCES} - RESERVED_NAMES - NAMES_OF_STEPS
     assert not [name for name in taken if re.fullmatch("[a-z][a-z0-9_]*", name)]
 

@@ -9,17 +9,16 @@ import pytest
 
 from tests.support.cases import SOURCES, rules_of
 from tests.support.inputs import record_of
-from tests.support.sequences import by_key, published
+from tests.support.recoveries import idle_header
+from tests.support.sequences import by_key, merged_tail, published
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.model import LateRecord, PartitionMerge, Record
 from watersmeet.core.recovery import (
     CloseTimeRange,
     NotToldError,
-    ReadBack,
     SinkState,
     encode_idle,
     encode_min_offsets,
-    idle_header,
     min_offset,
     parse_idle,
     parse_min_offsets,
@@ -33,10 +32,9 @@ from watersmeet.core.sequence import (
     LIVED,
     MIN_OFFSETS,
     NO_RECOVERY,
-    PLAIN,
     RULES,
     SEQ,
-    SortKey,
+    Tail,
 )
 from watersmeet.core.window import Window
 
@@ -49,7 +47,7 @@ TIMEOUT = Window(T)
 
 def recovering(*records: Record, recovered: Mapping[str, list[int]]) -> PartitionMerge:
     """One partition with a head of 1000 in both sources, after these records."""
-    model = PartitionMerge(rules_of(SOURCES, T), recovered=published(recovered))
+    model = PartitionMerge(rules_of(SOURCES, T), recovered=published(recovered, T))
     model.arrive(*records, record_of("tracking", 98, 1000), record_of("orders", 99, 1000))
     model.advance()
     return model
@@ -290,19 +288,24 @@ def test_what_is_no_idle_is_refused(header: bytes | None) -> None:
 
 # -- the sink, read backwards
 
-Message = tuple[ReadBack, Mapping[str, bytes | None]]
+Message = tuple[Tail, Mapping[str, bytes | None]]
 BEGIN = {"tracking": 17, "orders": 3}
 RULE = "0000000a"
 
 
+def said(event_time: int, key: str) -> Tail:
+    """What a message says with the timeout."""
+    return merged_tail(0, event_time, key, event_time + T, event_time + T + 1)
+
+
 def plain(event_time: int, key: str) -> Message:
-    return ReadBack(event_time, key), {SEQ: b"0"}
+    return said(event_time, key), {SEQ: b"0"}
 
 
 def telling(
     event_time: int, key: str, begin: Mapping[str, int], **idle: list[IdleDecision]
 ) -> Message:
-    return ReadBack(event_time, key), dict(recovery_headers(begin, idle, [RULE], is_lived=False))
+    return said(event_time, key), dict(recovery_headers(begin, idle, [RULE], is_lived=False))
 
 
 def backwards(*messages: Message) -> Iterator[Message]:
@@ -323,9 +326,8 @@ def test_the_last_message_with_min_offsets_says_where_to_begin() -> None:
     assert state == SinkState(
         BEGIN,
         {"orders": (IdleDecision(2, 5),)},
-        (ReadBack(300, "a"), ReadBack(310, "a")),
+        (said(300, "a"), said(310, "a")),
         {RULE},
-        last=SortKey(PLAIN, b"", 310, b"a"),
     )
 
 
@@ -349,12 +351,12 @@ def test_messages_are_read_back_to_the_timeout_before_it() -> None:
     ]
     state = sink_state(backwards(*messages), TIMEOUT)
     assert state.read_back == (
-        ReadBack(200, "b"),
-        ReadBack(200, "c"),
-        ReadBack(250, "b"),
-        ReadBack(300, "é"),
+        said(200, "b"),
+        said(200, "c"),
+        said(250, "b"),
+        said(300, "é"),
     )
-    assert by_key(state.read_back) == published({"b": [200, 250], "c": [200], "é": [300]})
+    assert by_key(state.read_back) == published({"b": [200, 250], "c": [200], "é": [300]}, T)
 
 
 def test_messages_after_the_one_that_says_where_to_begin_are_read_back_too() -> None:
@@ -367,7 +369,7 @@ def test_messages_after_the_one_that_says_where_to_begin_are_read_back_too() -> 
     ]
     state = sink_state(backwards(*messages), TIMEOUT)
     assert state.begin == BEGIN
-    assert by_key(state.read_back) == published({"b": [200], "c": [300], "d": [900, 950]})
+    assert by_key(state.read_back) == published({"b": [200], "c": [300], "d": [900, 950]}, T)
 
 
 def test_what_sorts_after_the_last_message_comes_again_and_is_not_read_back() -> None:
@@ -379,17 +381,12 @@ def test_what_sorts_after_the_last_message_comes_again_and_is_not_read_back() ->
         TIMEOUT,
     )
     assert state.begin == {"tracking": 1}
-    assert [(message.event_time, message.key) for message in state.read_back] == [
-        (290, "a"),
-        (300, "a"),
-        (300, "a"),
-        (300, "b"),
-    ]
+    assert state.read_back == (said(290, "a"), said(300, "a"), said(300, "a"), said(300, "b"))
 
 
 def test_a_sink_that_says_nowhere_where_to_begin_is_read_whole() -> None:
     assert sink_state(backwards(plain(0, "a"), plain(900, "b")), TIMEOUT) == SinkState(
-        {}, {}, (ReadBack(0, "a"), ReadBack(900, "b")), last=SortKey(PLAIN, b"", 900, b"b")
+        {}, {}, (said(0, "a"), said(900, "b"))
     )
 
 
@@ -403,14 +400,14 @@ def test_the_rules_are_those_of_the_message_that_says_where_to_begin() -> None:
     )
     assert last[RULES] == b"0000000b,0000000c"
     state = sink_state(
-        backwards((ReadBack(300, "a"), first), (ReadBack(310, "b"), last), plain(310, "c")), TIMEOUT
+        backwards((said(300, "a"), first), (said(310, "b"), last), plain(310, "c")), TIMEOUT
     )
     assert state.rules == {"0000000b", "0000000c"}
     assert parse_rules(first[RULES]) == {"0000000a"}
 
 
 def test_a_message_of_an_earlier_version_names_no_rules() -> None:
-    state = sink_state([(ReadBack(300, "a"), {MIN_OFFSETS: encode_min_offsets(BEGIN)})], TIMEOUT)
+    state = sink_state([(said(300, "a"), {MIN_OFFSETS: encode_min_offsets(BEGIN)})], TIMEOUT)
     assert (state.begin, state.rules, state.is_lived) == (BEGIN, frozenset(), False)
 
 
@@ -418,7 +415,7 @@ def test_a_message_of_an_earlier_version_names_no_rules() -> None:
 def test_a_message_says_whether_its_lake_has_more_behind_it_than_records(is_lived: bool) -> None:
     headers = dict(recovery_headers(BEGIN, {}, [RULE], is_lived=is_lived))
     assert headers.get(LIVED) == (b"true" if is_lived else None)
-    assert sink_state([(ReadBack(300, "a"), headers)], TIMEOUT).is_lived == is_lived
+    assert sink_state([(said(300, "a"), headers)], TIMEOUT).is_lived == is_lived
 
 
 def test_decisions_that_are_long_are_told_compressed_and_too_many_say_that_they_are_not_told() -> (
@@ -443,11 +440,11 @@ def test_decisions_that_are_long_are_told_compressed_and_too_many_say_that_they_
     assert list(told(10)) == [MIN_OFFSETS, IDLE, RULES, LIVED]
     packed = told(1000)
     assert list(packed) == [MIN_OFFSETS, IDLE_PACKED, RULES, LIVED]
-    [decision] = sink_state([(ReadBack(300, "a"), packed)], TIMEOUT).decisions["orders"]
+    [decision] = sink_state([(said(300, "a"), packed)], TIMEOUT).decisions["orders"]
     assert len(decision.tenant_times) == 1000
     assert list(told(40_000)) == [NO_RECOVERY, LIVED], "that it has lived is known all the same"
     with pytest.raises(NotToldError):
-        sink_state([(ReadBack(300, "a"), told(40_000))], TIMEOUT)
+        sink_state([(said(300, "a"), told(40_000))], TIMEOUT)
 
 
 @pytest.mark.parametrize(
@@ -470,15 +467,15 @@ def test_what_is_no_rules_is_refused(header: bytes | None) -> None:
         parse_rules(header)
     with pytest.raises(ValueError, match=RULES):
         sink_state(
-            [(ReadBack(300, "a"), {MIN_OFFSETS: encode_min_offsets(BEGIN), RULES: header})], TIMEOUT
+            [(said(300, "a"), {MIN_OFFSETS: encode_min_offsets(BEGIN), RULES: header})], TIMEOUT
         )
 
 
 # -- with tenants
 
 
-def closed(closed_at: int, key: str, tenant: str = "", due: int = 0) -> ReadBack:
-    return ReadBack(1, key, due, closed_at, tenant)
+def closed(closed_at: int, key: str, tenant: str = "") -> Tail:
+    return merged_tail(0, 1, key, 0, closed_at, tenant)
 
 
 def test_with_tenants_messages_are_read_back_to_the_window_and_the_lag_before_the_last_one() -> (
@@ -498,11 +495,8 @@ def test_with_tenants_messages_are_read_back_to_the_window_and_the_lag_before_th
     state = sink_state(backwards(*sink, telling_of_it), window, lag_ms)
     assert state.read_back == (*messages[2:], last)
     assert state.since == since
-    assert state.last == SortKey(500, b"y", 0, b"a")
     assert sink_state(backwards(*sink, telling_of_it), window).since is None
-    assert sink_state(backwards(*sink), window, lag_ms) == SinkState(
-        {}, {}, tuple(messages), last=messages[-1].place
-    )
+    assert sink_state(backwards(*sink), window, lag_ms) == SinkState({}, {}, tuple(messages))
 
 
 def test_with_tenants_what_sorts_after_the_last_message_comes_again() -> None:
@@ -513,7 +507,6 @@ def test_with_tenants_what_sorts_after_the_last_message_comes_again() -> None:
         backwards((early, headers), (late, headers), (early, headers)), Window(10), 5
     )
     assert state.read_back == (early, early)
-    assert state.last == late.place
 
 
 def test_no_more_is_read_than_is_needed() -> None:
@@ -530,6 +523,6 @@ def test_no_more_is_read_than_is_needed() -> None:
 
 def test_a_header_that_is_no_such_thing_is_refused() -> None:
     with pytest.raises(ValueError, match=MIN_OFFSETS):
-        sink_state([(ReadBack(300, "a"), {MIN_OFFSETS: None})], TIMEOUT)
+        sink_state([(said(300, "a"), {MIN_OFFSETS: None})], TIMEOUT)
     with pytest.raises(ValueError, match=IDLE):
-        sink_state([(ReadBack(300, "a"), {MIN_OFFSETS: b'{"a":1}', IDLE: b"[]"})], TIMEOUT)
+        sink_state([(said(300, "a"), {MIN_OFFSETS: b'{"a":1}', IDLE: b"[]"})], TIMEOUT)

@@ -356,29 +356,18 @@ class Fate(Life):
     def take_advice(self, said: str) -> None:
         if former := re.search(r"made by other rules \(([0-9a-f]+)\)", said):
             self._begin_with(self.rules[former[1]])
-        elif form := re.search(r"were made with a (timeout|window)", said):
-            self._begin_with(
-                next(rules for rules in reversed(self.rules.values()) if form[1] in rules["merge"])
-            )
         elif "start at `sink`, or publish to another topic" in said and self._toss("sink"):
             self.configure("kafka.start", "sink")
         elif "publish to another topic" in said:
             self.new_sink()
         elif "`watersmeet evolve --apply` records it" in said or CUT_SHORT in said:
             self.follow("evolve", "--apply")
-        elif "run this lake until a message that its window has closed is out" in said:
-            self.arrive()
-            self.arrive()
-            self.run()
         elif (
             "run the lake, and wait until its clock has passed" in said
-            or "stands since the last change" in said
-            or "run the lake by its rules until another message is out" in said
+            or "run the lake until its clock has passed" in said
         ):
             now = copy.deepcopy(self.river.config)
             self.river.config = self._config_of_lake()
-            if "another message" in said:
-                self.arrive()
             for source in SOURCES:
                 self.put(source, (None, self.now + 5000))
             self.now += 5000
@@ -802,8 +791,12 @@ def reset_forth(life: Fate) -> None:
 
 
 def reset_back(life: Fate) -> None:
+    """A lake that was taken up from its sink stays: it does not know what lies before."""
     life.read_again()
-    life.follow("reset", "--to", "earliest", "--yes")
+    status, said = life.do("reset", "--to", "earliest", "--yes")
+    if status and "does not know what lies before offset" not in said:
+        life.take_advice(said)
+        life.follow("reset", "--to", "earliest", "--yes")
 
 
 def redrive(life: Fate) -> None:

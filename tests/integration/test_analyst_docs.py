@@ -20,7 +20,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.inputs import tp_of
-from tests.support.lakes import engine_for, fill_bronze, first_columns, quickly
+from tests.support.lakes import as_published, engine_for, fill_bronze, quickly
 from tests.unit.test_docs import REGISTRY, ROOT, prose, slug
 from watersmeet.dev.init import write_example
 from watersmeet.lake import tables
@@ -74,13 +74,9 @@ class Example:
             self._arrive([row for row in rows if row[0] == step])
             list(Silver(Owner(self.engine), self.settings, 1).drain())
         # What gold would have noted, had it published the two records that have timed out.
-        found = self.engine.reader.select(
-            tables.SILVER, ["event_time", "merge_key"], [[("valid", "=", True)]]
-        )
-        last = max(tuple(row.values()) for row in found.to_pylist())
-        published = [(0, 0, 1, *last, 1, 1_767_265_300_000, "merged (a.b)")]
-        layout = self.engine.lake.layout[tables.PUBLISHED]
-        self.engine.append(tables.PUBLISHED, first_columns(layout, published))
+        reader, layout = self.engine.reader, self.engine.lake.layout
+        noted = as_published(reader, layout, "merged (a.b)", 1_767_265_300_000)
+        self.engine.append(tables.PUBLISHED, noted)
 
     def _arrive(self, rows: list[list[str]]) -> None:
         for source in self.settings.sources:

@@ -275,7 +275,8 @@ def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(
     assert list(headers) == ["watersmeet.forgotten"]
     before = [m for m in consume(river.kafka, river.sink, 2) if m.partition() == 0][-2]
     said = dict(before.headers())
-    stands = {"seq": int(said["watersmeet.seq"]), "id": said["watersmeet.id"].decode()}
+    numbers = {name: int(said[f"watersmeet.{name}"]) for name in ("seq", "closed_at", "due")}
+    stands = {"id": said["watersmeet.id"].decode(), **numbers}
     assert json.loads(headers["watersmeet.forgotten"]) == stands
     assert river.broken_promises() == []
     river.flow()

@@ -14,10 +14,12 @@ from tests.support.effort import first_then_nightly
 from tests.support.lakes import first_columns
 from tests.support.lives import Life, killed_at
 from tests.support.topics import create_topics, delete_records
+from watersmeet.core.times import time_text
 from watersmeet.faults import IN_BEGINNING, IN_RESET
 from watersmeet.lake import tables
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.table_reader import row_count
+from watersmeet.running.owner import now_ms
 
 pytestmark = pytest.mark.long
 
@@ -395,17 +397,24 @@ def test_a_window_that_saw_no_batch_leaves_the_closing_of_later_ones_and_verify_
 
 @pytest.mark.promise("B120")
 @pytest.mark.parametrize("layers", [(), ("bronze",)], ids=["merged", "read"])
-def test_a_jump_back_merges_once_what_a_recovered_lake_has_read_and_not_merged_yet(
+def test_a_recovered_lake_jumps_once_it_has_read_what_is_out_and_merges_the_rest_once(
     kafka: str, tmp_path: Path, layers: tuple[str, ...]
 ) -> None:
-    """Also where it has the key of a message that was read back, and where the message has it."""
+    """The rest has the key of a message that was read back."""
     life = Life.make(kafka, tmp_path)
     fed(life)
     life.lose()
     life.run(*layers)
+    since = time_text(now_ms())
+    life.both(("out", 1500))
     life.send("tracking", ("k1", 2500))
     life.run(*layers)
-    life.call("reset", "--to", "earliest", "--yes")
+    if layers:
+        said = life.call("reset", "--to", since, "--yes", exit_code=2)
+        assert "records that the sink has are still to be read in partition 0" in said
+    life.both((None, 2000))
+    life.run()
+    life.call("reset", "--to", since, "--yes")
     life.both((None, FAR))
     life.run()
     assert {n: count for n, count in life.numbers().items() if count != 1} == {}
@@ -468,7 +477,7 @@ def test_a_start_that_is_refused_leaves_nothing_of_a_lake_and_the_advice_works(
     before = json.loads(json.dumps(life.river.config["merge"]))
     life.lose()
     life.river.config["merge"] = {"window": {"gap": "200ms", "max": "1s"}}
-    assert "begin with that one as `merge.timeout`" in life.call("run", "--once", exit_code=2)
+    assert "begin with the former rules" in life.call("run", "--once", exit_code=2)
     assert list((tmp_path / "lake").rglob("*.parquet")) == []
     life.river.config["merge"] = before
     life.river.write()
@@ -490,46 +499,18 @@ def taken_up(kafka: str, folder: Path) -> Life:
     return life
 
 
-def with_a_window(life: Life) -> None:
-    """The configuration has a window by gap in place of the timeout."""
-    del life.river.config["merge"]["timeout"]
-    life.configure("merge.window", {"gap": "100ms", "max": "1s"})
-
-
 @pytest.mark.promise("B120")
-def test_a_lake_taken_up_from_messages_of_a_timeout_does_not_jump_before_them_with_a_window(
+def test_a_lake_that_was_taken_up_does_not_jump_before_where_it_began(
     kafka: str, tmp_path: Path
 ) -> None:
-    """Only the order of messages tells which of those records are out, and the window's sort behind
-    all of them."""
+    """It does not know which of those records are out."""
     life = taken_up(kafka, tmp_path)
-    with_a_window(life)
-    life.call("evolve", "--apply")
-    life.run()
     said = life.call("reset", "--to", "earliest", "--yes", exit_code=2)
-    assert "run this lake until a message that its window has closed is out in partition 0" in said
+    assert "this lake does not know what lies before offset" in said
+    assert "its sink was taken up there" in said
     assert said == life.call("reset", "--to", "earliest", exit_code=2), "the preview says so, too"
+    life.call("reset", "--to", "latest", "--yes")
     fed(life, 6000)
-    life.call("reset", "--to", "earliest", "--yes")
-    life.run()
-    life.check()
-
-
-@pytest.mark.promise("B120")
-def test_a_timeout_becomes_no_window_before_a_jump_has_passed_what_only_the_order_tells(
-    kafka: str, tmp_path: Path
-) -> None:
-    life = taken_up(kafka, tmp_path)
-    life.call("reset", "--to", "earliest", "--yes")
-    with_a_window(life)
-    said = life.call("evolve", "--apply", exit_code=2)
-    assert "by its rules until another message is out in partition 0" in said
-    del life.river.config["merge"]["window"]
-    life.configure("merge.timeout", "100ms")
-    fed(life, 6000)
-    with_a_window(life)
-    life.call("evolve", "--apply")
-    life.run()
     life.check()
 
 

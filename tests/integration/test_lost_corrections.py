@@ -4,6 +4,7 @@ in order, and nothing of it is repeated; a consumer of both topics has each reco
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,10 @@ from tests.support.correction_topic import (
 from tests.support.effort import first_then_nightly
 from tests.support.lives import KilledError, Life, messages_in
 from tests.support.topics import create_topics
+from watersmeet.core.sequence import CORRECTED, MERGED, Sequence
 from watersmeet.lake import tables
 from watersmeet.lake.generations import read_generations
-from watersmeet.running.corrected_sequence import CorrectedSequence
 from watersmeet.running.lake_sequence import LakeSequence
-from watersmeet.running.merged_sequence import MergedSequence
 
 pytestmark = [pytest.mark.promise("R20"), pytest.mark.long]
 
@@ -114,9 +114,9 @@ def test_what_is_settled_before_a_lake_is_lost_and_not_published_is_published_th
     life.check()
 
 
-@pytest.mark.parametrize("sequence", [MergedSequence, CorrectedSequence])
+@pytest.mark.parametrize("sequence", [MERGED, CORRECTED], ids=attrgetter("table"))
 def test_what_is_settled_is_published_whichever_sequence_a_crash_and_the_loss_of_the_lake_cut_short(
-    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequence: type[LakeSequence]
+    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequence: Sequence
 ) -> None:
     """The sink's next message says that a lost lake reads on behind the late record."""
     life = CorrectedLife.begin(kafka, tmp_path)
@@ -127,11 +127,15 @@ def test_what_is_settled_is_published_whichever_sequence_a_crash_and_the_loss_of
     life.run("bronze")
     life.run("silver")
 
-    def dying(*_: Any) -> None:
-        raise KilledError("before its messages")
+    pending = LakeSequence.pending
+
+    def dying(its: LakeSequence, *arguments: Any) -> Any:
+        if its.sequence is sequence:
+            raise KilledError("before its messages")
+        return pending(its, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(sequence, "pending", dying)
+        patched.setattr(LakeSequence, "pending", dying)
         with pytest.raises(BaseException, match="before its messages"):
             life.run("gold")
     life.lose()

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.inputs import input_of, tp_of
-from tests.support.lakes import CaseLake, engine_for, first_columns, write_configuration
+from tests.support.lakes import CaseLake, as_published, engine_for, write_configuration
 from tests.support.tenants import tenant_cases
 from watersmeet.core.idle import IdleDecision
 from watersmeet.lake import tables
@@ -99,7 +99,8 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     for share in (0.5, 1.0):
         lake.arrive(share)
         lake.merge(lake.quick)
-    publish_silver(lake)
+    noted = as_published(lake.reader, lake.engine.lake.layout, "merged (a.b)", now_ms())
+    lake.owner().append(tables.PUBLISHED, noted)
     head = cases[0].merged(SOURCES).heads[input_of("orders")]
     last_offset = len(cases[0].values["orders"]) - 1
     # Which moves nothing.
@@ -113,22 +114,6 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     for table in (tables.LATE, tables.QUARANTINE, tables.PUBLISHED):
         assert lake.reader.select(table, ["partition"]).num_rows, table
     return file
-
-
-def publish_silver(lake: CaseLake) -> None:
-    """Notes one transaction a partition, as if what has timed out by now had been published."""
-    columns = ["partition", "event_time", "merge_key"]
-    found = lake.reader.select(
-        tables.SILVER, columns, [[("status", "=", "timed_out"), ("valid", "=", True)]]
-    )
-    valid = sorted(tuple(row.values()) for row in found.to_pylist())
-    rows = []
-    for partition in {row[0] for row in valid}:
-        mine = [row for row in valid if row[0] == partition]
-        last = len(mine) - 1
-        rows.append((partition, 0, last, *mine[-1][1:], last, now_ms(), "merged (a.b)"))
-    layout = lake.engine.lake.layout[tables.PUBLISHED]
-    lake.owner().append(tables.PUBLISHED, first_columns(layout, rows))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Messages of a sink partition, as `core.message.messages` yields them."""
+"""Messages of a sink partition, as `core.sequence` makes them."""
 
 from __future__ import annotations
 
@@ -6,30 +6,36 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from watersmeet.core.sequence import ID, SEQ, message_id
-from watersmeet.core.types import HEADERS
+from tests.support.sequences import merged_tail
+from watersmeet.core.sequence import CLOSED_AT, DUE, ID, MESSAGES, SEQ, Tail, closing_of, message_id
+
+TIMEOUT_MS = 100
 
 
 def messages(
     partition: int, keys: Sequence[str], *, first_seq: int = 0, value: bytes | None = b"{}"
 ) -> pa.Table:
     """One message for each key, a millisecond apart, numbered on from `first_seq`."""
-    seqs = range(first_seq, first_seq + len(keys))
-    headers = [
-        [
-            {"key": SEQ, "value": str(seq).encode()},
-            {"key": ID, "value": message_id(partition, seq + 1, key).encode()},
-        ]
-        for seq, key in zip(seqs, keys, strict=True)
-    ]
-    return pa.table(
+    rows = [
         {
-            "partition": pa.array([partition] * len(keys), pa.int32()),
-            "key": pa.array([key.encode() for key in keys], pa.binary()),
-            "value": pa.array([value] * len(keys), pa.binary()),
-            "timestamp": pa.array([seq + 1 for seq in seqs], pa.int64()),
-            "headers": pa.array(headers, HEADERS),
-            "seq": pa.array(seqs, pa.int64()),
-            "event_time": pa.array([seq + 1 for seq in seqs], pa.int64()),
+            "partition": partition,
+            "key": key.encode(),
+            "value": value,
+            "timestamp": seq + 1,
+            "headers": headers(partition, seq, key),
         }
-    )
+        for seq, key in enumerate(keys, first_seq)
+    ]
+    return pa.Table.from_pylist(rows, MESSAGES)
+
+
+def headers(partition: int, seq: int, key: str) -> list[tuple[str, bytes]]:
+    """What each of these messages says."""
+    due, closed_at = closing_of(seq + 1, TIMEOUT_MS)
+    said = {SEQ: seq, ID: message_id(partition, seq + 1, key), CLOSED_AT: closed_at, DUE: due}
+    return [(name, str(content).encode()) for name, content in said.items()]
+
+
+def tail(seq: int, key: str, offset: int) -> Tail:
+    """The last one of these messages in its partition."""
+    return merged_tail(seq, seq + 1, key, *closing_of(seq + 1, TIMEOUT_MS), offset=offset)

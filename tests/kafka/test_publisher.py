@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Message, Producer
 
-from tests.kafka.messages import messages
+from tests.kafka.messages import headers, messages, tail
 from tests.kafka.waiting import await_end
 from tests.support.configurations import SMALLEST
 from tests.support.topics import consume, create_topics, produce, produce_transaction
-from watersmeet.core.sequence import SequenceTail, parse_tail
+from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.errors import (
     FencedError,
     ForeignMessageError,
@@ -55,10 +55,10 @@ def keys(kafka: str, topic: str) -> dict[int, str]:
 def test_what_is_sent_is_out_as_it_was_given(begun: Publisher, kafka: str, topic: str) -> None:
     assert begun.tails(2) == {}
     assert begun.send([messages(0, "ab"), messages(1, "c", value=None)]) == {0: 1, 1: 0}
-    assert settled(begun) == {0: SequenceTail(1, 2, "b", 1), 1: SequenceTail(0, 1, "c", 0)}
+    assert settled(begun) == {0: tail(1, "b", 1), 1: tail(0, "c", 0)}
     first, second, third = consume(kafka, topic, 2)
     assert (first.key(), first.value(), first.timestamp()[1]) == (b"a", b"{}", 1)
-    assert first.headers() == [("watersmeet.seq", b"0"), ("watersmeet.id", b"0/1/a")]
+    assert first.headers() == headers(0, 0, "a")
     assert (second.key(), third.key(), third.value()) == (b"b", b"c", None)
 
 
@@ -93,26 +93,29 @@ def test_a_later_publisher_fences_an_earlier_one(begun: Publisher, kafka: str, t
     begun.send([messages(0, "a")])
     later = publisher(kafka, topic)
     later.begin()
-    assert tails(later)[0].key == "a"
+    assert key_of(tails(later)[0]) == "a"
     with pytest.raises(FencedError) as fenced:
         begun.send([messages(0, "x", first_seq=1)])
     assert not is_retriable(fenced.value)
     later.send([messages(0, "b", first_seq=1)])
-    assert settled(later)[0].key == "b"
+    assert key_of(settled(later)[0]) == "b"
     assert keys(kafka, topic)[0] == "ab"
 
 
-def settled(made: Publisher) -> dict[int, SequenceTail]:
+def settled(made: Publisher) -> dict[int, Tail]:
     """The tails, once every message that was sent can be seen."""
     made.begin()
     return tails(made)
 
 
-def tails(made: Publisher) -> dict[int, SequenceTail]:
+def tails(made: Publisher) -> dict[int, Tail]:
     return {
-        partition: sequence_tail(message, parse_tail)
-        for partition, message in made.tails(2).items()
+        partition: sequence_tail(message, MERGED) for partition, message in made.tails(2).items()
     }
+
+
+def key_of(last: Tail) -> str:
+    return str(MERGED.values(last.place)["merge_key"])
 
 
 def failing(*before: pa.Table) -> Iterator[pa.Table]:
@@ -130,7 +133,7 @@ def test_a_transaction_that_fails_is_never_seen(begun: Publisher, kafka: str, to
     begun.begin()
     assert begun.tails(2) == {}
     begun.send([messages(0, "a")])
-    assert settled(begun)[0].key == "a"
+    assert key_of(settled(begun)[0]) == "a"
     assert keys(kafka, topic)[0] == "a"
 
 
@@ -146,7 +149,7 @@ def test_a_new_owner_settles_the_transaction_that_was_left_open(
     begun.begin()
     begun.send([messages(0, "a")])
     # The abandoned message and its marker come before.
-    assert settled(begun) == {0: SequenceTail(0, 1, "a", 2)}
+    assert settled(begun) == {0: tail(0, "a", 2)}
 
 
 def test_the_tail_lies_before_markers_and_aborted_messages(
@@ -155,7 +158,7 @@ def test_the_tail_lies_before_markers_and_aborted_messages(
     begun.send([messages(0, "a")])
     produce_transaction(kafka, topic, [b"gone"] * 50, 0, commit=False)
     await_end(KafkaSettings(bootstrap_servers=kafka), topic, 53)
-    assert settled(begun) == {0: SequenceTail(0, 1, "a", 0)}
+    assert settled(begun) == {0: tail(0, "a", 0)}
 
 
 def test_a_sink_that_others_write_to_is_refused(begun: Publisher, kafka: str, topic: str) -> None:
@@ -194,7 +197,7 @@ def test_without_transactions_each_message_is_out_once_it_is_produced(
     with pytest.raises(FencedError):
         begun.send([messages(0, "x")])
     other.begin()
-    assert tails(other)[0] == SequenceTail(2, 3, "c", 2)
+    assert tails(other)[0] == tail(2, "c", 2)
 
 
 def test_a_large_batch_does_not_outgrow_the_producers_queue(begun: Publisher, topic: str) -> None:

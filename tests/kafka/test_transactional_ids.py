@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from tests.kafka.messages import messages
 from tests.support.configurations import settings_for
 from tests.support.topics import create_topics
-from watersmeet.core.sequence import parse_tail
+from watersmeet.core.sequence import MERGED
 from watersmeet.errors import OpenTransactionError, is_retriable
 from watersmeet.kafka import cluster
 from watersmeet.kafka.permissions import permissions, transactional_id
@@ -64,7 +64,7 @@ def publisher(settings: KafkaSettings, name: str, topic: str) -> Publisher:
 
 
 def tail(made: Publisher) -> int:
-    return sequence_tail(made.tails(1)[0], parse_tail).seq
+    return sequence_tail(made.tails(1)[0], MERGED).seq
 
 
 def test_no_two_publishers_share_an_id() -> None:

@@ -383,7 +383,7 @@ def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
     create_silver(either_store, tables.LAYOUT_VERSION + 1)
     with pytest.raises(
         ConfigurationError,
-        match=r"has layout 5, .* knows layout 4; use the version that wrote it, or a later",
+        match=r"has layout 6, .* knows layout 5; use the version that wrote it, or a later",
     ):
         check_layout(either_store.reader, either_store.lake)
 

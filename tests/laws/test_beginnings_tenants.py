@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import SOURCES, Case, keyed
+from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
 from tests.support.topics import CheckedProducer, create_topics, produce
 from watersmeet.core.idle import IdleDecision
@@ -138,33 +140,26 @@ def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(
 
 @in_folders
 @pytest.mark.parametrize(
-    ("tenant", "merge", "refused"),
-    [
-        (
-            "",
-            TENANTS,
-            r"merge\.tenant: the messages of .* were made without tenants; leave `tenant` and "
-            r"`tenant_max_lag` out",
-        ),
-        (
-            "x",
-            WINDOW,
-            r"merge\.tenant: the messages of .* were made with tenants; give the `tenant` and "
-            r"`tenant_max_lag` of the",
-        ),
-        (
-            "x",
-            {"timeout": "100ms"},
-            r"merge\.tenant: the messages of .* were made with tenants; give the `tenant`",
-        ),
-    ],
+    ("former", "merge"),
+    [(WINDOW, TENANTS), (TENANTS, WINDOW), (TENANTS, {"timeout": "100ms"})],
+    ids=["without", "with", "with-a-timeout"],
 )
 def test_messages_of_tenants_are_taken_up_with_tenants_alone(
-    new_lake: MakeLake, kafka: str, kind: str, tenant: str, merge: dict[str, Any], refused: str
+    new_lake: MakeLake,
+    kafka: str,
+    kind: str,
+    tmp_path: Path,
+    former: dict[str, Any],
+    merge: dict[str, Any],
 ) -> None:
-    telling = {MIN_OFFSETS: encode_min_offsets({"tracking": 7, "orders": 5})}
+    rules = settings_for(tmp_path, merge=former).fingerprint
+    offsets = encode_min_offsets({"tracking": 7, "orders": 5})
+    telling = {MIN_OFFSETS: offsets, RULES: rules.encode()}
+    tenant = "x" if "tenant" in former else ""
     lake = lost(new_lake, kafka, kind, [(1, tenant, "k", 900, 1000, telling)], merge)
-    with pytest.raises(ConfigurationError, match=refused):
+    with pytest.raises(
+        ConfigurationError, match=rf"made by other rules \({rules}\).*; begin with the former rules"
+    ):
         begin(lake)
     assert lake.reader.select(tables.RECOVERED, ["partition"]).num_rows == 0
 

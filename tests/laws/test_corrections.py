@@ -24,8 +24,7 @@ from tests.support.corrections import CorrectionModels, corrections_of, late_dup
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.tenants import Window, merge_of, tenant_cases
-from watersmeet.core.correction_model import PartitionCorrections
-from watersmeet.core.correction_sequence import MAX_VERSIONS
+from watersmeet.core.correction_model import MAX_VERSIONS, PartitionCorrections
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import begin_epoch
 from watersmeet.lake.table_reader import Where

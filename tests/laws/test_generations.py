@@ -13,7 +13,7 @@ from tests.support.inputs import input_of
 from tests.support.lakes import CaseLake, as_tuples
 from watersmeet.core.model import PartitionMerge
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.sequence import SequenceTail
+from watersmeet.core.sequence import Tail
 from watersmeet.lake import tables
 from watersmeet.lake.generations import read_generations
 from watersmeet.running.owner import Owner
@@ -61,7 +61,7 @@ def rows_of(
     p: int,
     case: Case,
     model: PartitionMerge,
-    tail: SequenceTail | None = None,
+    tail: Tail | None = None,
     *,
     is_closed: bool = False,
 ) -> list[tuple[object, ...]]:
@@ -78,11 +78,7 @@ def rows_of(
                 )
                 for source, mine in zip(SOURCES, parts, strict=True)
             ]
-            is_out = (
-                status == "timed_out"
-                and tail is not None
-                and (first, key) <= (tail.event_time, tail.key)
-            )
+            is_out = status == "timed_out" and tail is not None and record.place() <= tail.place
             reason = "reset" if is_closed and not is_out else None
             rows.append(
                 (p, key, "timed_out" if is_closed else status, first, last, *values, reason)
@@ -117,14 +113,14 @@ def silver(lake: CaseLake, generation: int) -> list[tuple[object, ...]]:
     )
 
 
-def half_out(p: int, model: PartitionMerge) -> tuple[SequenceTail, Places] | None:
+def half_out(p: int, model: PartitionMerge) -> tuple[Tail, Places] | None:
     """The last message of a partition of which half is out, and the records that are parts of its
     messages, or repeat one."""
     order = model.published_order()
     if p % 4 != BACK_PUBLISHED or not order:
         return None
     seq = len(order) // 2
-    tail = SequenceTail(seq, order[seq].event_time, order[seq].key, seq)
+    tail = Tail(seq, order[seq].place(), seq, order[seq].event_time)
     parts = {
         (source, part.offset)
         for row in order[: seq + 1]

@@ -148,6 +148,21 @@ def test_what_is_out_is_what_the_merge_model_says_byte_for_byte(river: River) ->
     assert len(river.seen["second"]) > len(river.seen["first"])
 
 
+def test_every_message_says_until_when_its_merge_record_could_be_joined_and_which_clock_closed_it(
+    river: River,
+) -> None:
+    closings = {
+        f"{p}/{row.event_time}/{row.key}": (str(row.closed_at), str(row.due))
+        for p, case in river.lake.cases.items()
+        for row in case.merged().timed_out
+    }
+    assert len(river.seen["messages"]) > 20
+    for message in river.seen["messages"]:
+        said = {name: content.decode() for name, content in message.headers()}
+        names = "watersmeet.closed_at", "watersmeet.due"
+        assert tuple(said[name] for name in names) == closings[said["watersmeet.id"]]
+
+
 def test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again(
     river: River,
 ) -> None:

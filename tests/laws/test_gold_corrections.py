@@ -18,9 +18,9 @@ from tests.support.lakes import CaseLake
 from tests.support.tenants import merge_of, tenant_cases
 from tests.support.topics import consume, delete_records, delete_topic
 from watersmeet.audit.explain import explain
+from watersmeet.core.sequence import CORRECTED
 from watersmeet.gold import Gold
 from watersmeet.lake import tables
-from watersmeet.running.corrected_sequence import CorrectedSequence
 
 pytestmark = pytest.mark.promise("R20")
 
@@ -51,7 +51,7 @@ def publish(lake: CaseLake, engine: Any = None) -> None:
     """One start of gold, of both sequences."""
     list(lake.gold(engine).drain())
     owner = lake.owner(engine)
-    list(Gold(owner, lake.settings, PARTITIONS, kind=CorrectedSequence).drain())
+    list(Gold(owner, lake.settings, PARTITIONS, kind=CORRECTED).drain())
 
 
 def in_topic(lake: CaseLake) -> list[tuple[Any, ...]]:
@@ -84,7 +84,7 @@ def test_a_pass_without_news_reads_no_correction(
     cases = given_cases()
     lake = corrected_lake(new_lake, kafka, f"laws-corrected-free-{kind}", cases)
     models = CorrectionModels(cases, (100, None, None), ALL_MS)
-    gold = Gold(lake.owner(), lake.settings, PARTITIONS, kind=CorrectedSequence)
+    gold = Gold(lake.owner(), lake.settings, PARTITIONS, kind=CORRECTED)
     reads: list[str] = []
     rows = lake.reader.rows
 
@@ -178,7 +178,7 @@ def test_a_crash_before_the_note_repeats_and_loses_nothing(
         lake.merge()
         list(lake.gold().drain())
         dying = lake.owner(dying_at(lake.engine, "append", tables.PUBLISHED))
-        gold = Gold(dying, lake.settings, PARTITIONS, kind=CorrectedSequence)
+        gold = Gold(dying, lake.settings, PARTITIONS, kind=CORRECTED)
         if lake.reader.rows(tables.CORRECTIONS, ["offset"]).num_rows:
             with pytest.raises(CrashError):
                 list(gold.drain())
@@ -230,7 +230,7 @@ def test_a_jump_back_passes_over_the_late_records_of_published_corrections(
     lake.arrive()
     lake.merge()
     list(lake.gold().drain())
-    gold = Gold(lake.owner(), lake.settings, 1, kind=CorrectedSequence)
+    gold = Gold(lake.owner(), lake.settings, 1, kind=CORRECTED)
     list(gold.drain())
     tails = lake.gold().recover()
     before = corrections_in(kafka, "laws-corrected-jump-corrections", 1)
@@ -238,7 +238,7 @@ def test_a_jump_back_passes_over_the_late_records_of_published_corrections(
     lake.jump(dict.fromkeys(lake.every, 0), tails, correction_tails=gold.recover())
     lake.merge()
     list(lake.gold().drain())
-    list(Gold(lake.owner(), lake.settings, 1, kind=CorrectedSequence).drain())
+    list(Gold(lake.owner(), lake.settings, 1, kind=CORRECTED).drain())
     assert corrections_in(kafka, "laws-corrected-jump-corrections", 1) == before
     assert len(lake.messages()) == 1
 
@@ -265,7 +265,7 @@ def test_an_invalid_correction_takes_back_what_is_out_and_a_valid_one_brings_it(
     lake.arrive()
     lake.merge()
     list(lake.gold().drain())
-    list(Gold(lake.owner(), lake.settings, 1, kind=CorrectedSequence).drain())
+    list(Gold(lake.owner(), lake.settings, 1, kind=CORRECTED).drain())
     assert [m.key for m in lake.messages()] == [b"a"]
     found = corrections_in(kafka, "laws-corrected-valid-corrections", 1)
     assert [(key, version, value is None) for _, key, _, version, _, value in found] == [

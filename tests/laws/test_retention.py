@@ -10,6 +10,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.laws.conftest import QUICK, MakeLake, in_folders
@@ -27,7 +28,7 @@ from tests.support.configurations import IDS
 from tests.support.corrections import late_duplicates_of
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import tp_of
-from tests.support.lakes import CaseLake, first_columns
+from tests.support.lakes import CaseLake, as_published
 from watersmeet.audit.evidence import read_evidence
 from watersmeet.audit.problems import Findings
 from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
@@ -35,12 +36,13 @@ from watersmeet.audit.verify import check_partition
 from watersmeet.audit.verify_evidence import read_partitions
 from watersmeet.audit.verify_tables import check_places, check_versions
 from watersmeet.audit.verify_validity import Validator
+from watersmeet.core.sequence import MERGED
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.epochs import begin_epoch
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.published import last_published
+from watersmeet.lake.published import last_tails
 from watersmeet.lake.retention_bounds import batch_ends, read_retention_bounds
 from watersmeet.lake.table_reader import Where
 from watersmeet.operations.retention import expire
@@ -74,17 +76,11 @@ def long_case(seed: int, step_ms: int = 20) -> Case:
 
 def note_published(lake: CaseLake) -> None:
     """As if gold had published everything that silver has finished."""
-    where = [[("status", "=", "timed_out"), ("valid", "=", True)]]
-    ends: dict[int, tuple[int, str]] = {}
-    for row in lake.reader.select(
-        tables.SILVER, ["partition", "event_time", "merge_key"], where
-    ).to_pylist():
-        ends[row["partition"]] = max(
-            ends.get(row["partition"], (-1, "")), (row["event_time"], row["merge_key"])
-        )
-    layout = lake.engine.lake.layout[tables.PUBLISHED]
-    rows = [(p, 0, time, time, key, 0, time, "sink") for p, (time, key) in ends.items()]
-    lake.quick.append(tables.PUBLISHED, first_columns(layout, rows))
+    noted = as_published(lake.reader, lake.engine.lake.layout, "sink", 0)
+    # Numbers that grow, although what is let go is no more counted.
+    seqs = noted["last_closed_at"].cast(pa.int64())
+    noted = noted.set_column(noted.column_names.index("last_seq"), "last_seq", seqs)
+    lake.quick.append(tables.PUBLISHED, noted)
 
 
 def every_table(lake: CaseLake) -> list[str]:
@@ -331,7 +327,7 @@ def test_after_a_jump_back_only_what_was_merged_since_is_let_go(
     let_go(lake)
     lake.jump(
         {tp: at.next_offset // 2 for tp, at in lake.start().recover().state.cursors.items()},
-        last_published(lake.reader),
+        last_tails(lake.reader, MERGED),
     )
     lake.merge()
     lake.settings = lake.settings.model_copy(
@@ -364,7 +360,9 @@ def test_what_was_let_go_comes_back_by_no_jump_whatever_the_rules_are_then(
     out = parts_of(lake, valid)
     let_go(lake)
     assert parts_of(lake, valid) < out
-    lake.jump(dict.fromkeys(lake.start().recover().state.cursors, 0), last_published(lake.reader))
+    lake.jump(
+        dict.fromkeys(lake.start().recover().state.cursors, 0), last_tails(lake.reader, MERGED)
+    )
     merge = lake.settings.merge.model_copy(update={"timeout_ms": None, **rules})
     lake.settings = lake.settings.model_copy(update={"merge": merge})
     last = last_batch(lake.reader, lake.settings)

@@ -16,8 +16,7 @@ from tests.support.effort import draws
 from tests.support.inputs import record_of
 from tests.support.merges import KINDS, MergeInput, lives, outcome
 from tests.support.strategies import cuts
-from watersmeet.core.correction_model import Correction, PartitionCorrections
-from watersmeet.core.correction_sequence import MAX_VERSIONS
+from watersmeet.core.correction_model import MAX_VERSIONS, Correction, PartitionCorrections
 from watersmeet.core.inputs import InputId
 from watersmeet.core.model import MergeRules, PartitionMerge, Record
 

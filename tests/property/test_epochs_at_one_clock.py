@@ -22,8 +22,6 @@ from tests.support.merges import (
     TIMEOUTS,
     Life,
     outcome,
-    timeout_inputs,
-    with_ids,
 )
 from tests.support.strategies import cuts
 from watersmeet.core.correction_model import PartitionCorrections
@@ -33,19 +31,15 @@ pytestmark = pytest.mark.promise("C6")
 
 law = draws(60)
 MOST_CHANGES = 5
-OF_WINDOWS = {"windows": timeout_inputs(), "windows with ids": with_ids(timeout_inputs())}
-of_every_kind = pytest.mark.parametrize("kind", [*KINDS, *OF_WINDOWS])
+of_every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @st.composite
 def lives(draw: st.DrawFn, kind: str) -> Life:
     """Before each piece of what arrives the rules change up to five times, each set of them for a
     batch."""
-    drawn = draw((KINDS | OF_WINDOWS)[kind])
+    drawn = draw(KINDS[kind])
     rules = drawn.rules
-    if kind.startswith("windows"):
-        gap = draw(GAPS)
-        rules = replace(rules, gap_ms=gap, max_ms=gap + draw(EXTRAS))
     life: Life = [(rules, [])]
     for chunk in draw(cuts(drawn.records)):
         *changes, last = draw(st.lists(others(rules), min_size=1, max_size=MOST_CHANGES))
@@ -56,7 +50,7 @@ def lives(draw: st.DrawFn, kind: str) -> Life:
 @st.composite
 def others(draw: st.DrawFn, rules: MergeRules) -> MergeRules:
     """Rules of the same kind."""
-    if rules.is_plain:
+    if rules.max_ms is None and rules.lag_ms is None:
         return replace(rules, gap_ms=draw(TIMEOUTS))
     gap = draw(GAPS)
     lag = None if rules.lag_ms is None else draw(LAGS)
@@ -73,11 +67,6 @@ def through(life: Life) -> Iterator[PartitionMerge]:
         yield model
 
 
-def place(row: MergeRecord) -> tuple[int, bytes, int, bytes]:
-    """By closing, whatever the rules were."""
-    return row.closed_at, row.tenant.encode(), row.due, row.key.encode()
-
-
 @of_every_kind
 @law
 @given(data=st.data())
@@ -87,7 +76,7 @@ def test_nothing_that_is_closed_later_sorts_before_what_the_clock_has_reached(
     out: list[Any] = []
     for model in through(data.draw(lives(kind))):
         clock = MIN_TIME if model.clock is None else model.clock
-        known = sorted((place(row), row.content()) for row in model.timed_out)
+        known = sorted((row.place(), row.content()) for row in model.timed_out)
         published = [one for one in known if one[0][0] <= clock]
         assert published[: len(out)] == out
         assert all(one[0] < other[0] for one, other in pairwise(known))
@@ -116,7 +105,7 @@ def test_what_other_rules_close_is_closed_later(kind: str, data: st.DataObject) 
 @given(data=st.data())
 def test_timeouts_close_in_order_of_event_time_and_key(kind: str, data: st.DataObject) -> None:
     *_, model = through(data.draw(lives(kind)))
-    by_closing = sorted(model.timed_out, key=place)
+    by_closing = sorted(model.timed_out, key=MergeRecord.place)
     assert by_closing == sorted(model.timed_out, key=lambda row: (row.event_time, row.key.encode()))
 
 
@@ -162,5 +151,7 @@ def test_where_the_clock_stands_each_change_starts_a_millisecond_later() -> None
     for timeout_ms in (300, 300, 100, 100, 30):
         model.begin_epoch(timeout_ms)
         model.advance()
-    closed = [(row.key, row.closed_at, row.due) for row in sorted(model.timed_out, key=place)]
+    closed = [
+        (row.key, row.closed_at, row.due) for row in sorted(model.timed_out, key=MergeRecord.place)
+    ]
     assert closed == [("a", 1001, 950), ("b", 1002, 940)]

@@ -17,7 +17,8 @@ import pytest
 from tests.support.cases import KEYS, advance_to, rules_of
 from tests.support.effort import first_then_nightly, seeds
 from tests.support.inputs import input_of, name_of, record_of, tp_of
-from tests.support.sequences import by_key, in_sequence
+from tests.support.recoveries import idle_header
+from tests.support.sequences import by_key, in_sequence, merged_tail
 from watersmeet.core.columns import NULL_TIME
 from watersmeet.core.idle import IdleDecision, decide
 from watersmeet.core.model import MergeRecord, PartitionMerge, Record
@@ -31,15 +32,13 @@ from watersmeet.core.plan import (
     positions_of,
 )
 from watersmeet.core.recovery import (
-    ReadBack,
     SinkState,
-    idle_header,
     min_offset,
     read_again_from,
     recovery_headers,
     sink_state,
 )
-from watersmeet.core.sequence import SequenceTail, place_of
+from watersmeet.core.sequence import Place, Tail
 from watersmeet.core.window import Closing, Window, epoch_start
 from watersmeet.lake.epochs import EpochEnd
 from watersmeet.lake.fingerprints import Ended, Fingerprints, read_spans
@@ -65,9 +64,8 @@ SHORT = (Window(0), Window(1), Window(1, 2), Window(30))
 Decisions = dict[str, list[IdleDecision]]
 Pending = tuple[int, MergeRecord]
 """A message that is to be published: its number, and what it is made of."""
-Content = tuple[str, int, int, tuple[tuple[tuple[int, str, int], ...], ...], int | None, int | None]
-"""Key, first and last event time, parts by source (event time, topic, offset), due and closed_at
-where the message says them."""
+Content = tuple[str, int, int, tuple[tuple[tuple[int, str, int], ...], ...], int, int]
+"""Key, first and last event time, parts by source (event time, topic, offset), due, closed_at."""
 
 
 class Epoch(NamedTuple):
@@ -116,10 +114,10 @@ class Message(NamedTuple):
     epoch: Epoch
 
     @property
-    def stands(self) -> ReadBack:
+    def tail(self) -> Tail:
         """What its headers say."""
         key, event_time, *_, due, closed_at = self.content
-        return ReadBack(event_time, key, due, closed_at)
+        return merged_tail(self.seq, event_time, key, due, closed_at)
 
 
 @dataclass
@@ -227,7 +225,7 @@ class Lake:
     def may_evolve(self, window: Window) -> bool:
         """The rules say which records are in the messages that were read back: they stay until all
         of these are past."""
-        last = max((message.event_time for message in self.state.read_back), default=None)
+        last = max((message.event_time or 0 for message in self.state.read_back), default=None)
         longest_ms = max(window.longest_ms, self.epoch.window.longest_ms)
         return last is None or (self.clock is not None and self.clock > last + longest_ms)
 
@@ -276,15 +274,8 @@ class Lake:
 
     def pending(self) -> list[Pending]:
         rows = [row for row in self.silver.published_order() if row.closed_at <= (self.clock or 0)]
-        finished = {place_of(row.event_time, row.key, *closing(row)): row for row in rows}
-        last = self.kafka.sink[-1] if self.kafka.sink else None
-        tail = (
-            None
-            if last is None
-            else SequenceTail(
-                last.seq, last.stands.event_time, last.stands.key, 0, *last.stands[2:4]
-            )
-        )
+        finished: dict[Place, MergeRecord] = {row.place(): row for row in rows}
+        tail = self.kafka.sink[-1].tail if self.kafka.sink else None
         return [(seq, finished[place]) for seq, place in in_sequence(finished, tail)]
 
     def fingerprints(self) -> Fingerprints:
@@ -299,11 +290,7 @@ class Lake:
         )
 
     def headers(self, row: MergeRecord) -> dict[str, bytes | None]:
-        position = (
-            read_again_from(row.closed_at, self.epoch.window.longest_ms)
-            if row.says_closing
-            else read_again_from(row.event_time, None)
-        )
+        position = read_again_from(row.closed_at, self.epoch.window.longest_ms)
         offsets = {
             source: min_offset(
                 ((record.offset, record.event_time) for record in self.bronze[source]),
@@ -450,9 +437,6 @@ class Life:
 
     def evolve(self) -> None:
         lake, rng = self.lake, self.rng
-        if self.windows is not TIMEOUTS and (not lake.is_begun or lake.clock is None):
-            # An epoch that merges nothing still decides that messages say when they were closed.
-            return
         epoch = Epoch(
             rng.choice([lake.epoch.window, *self.windows]),
             rng.choice([lake.epoch.reading, lake.epoch.reading, 0, 1, 2]),
@@ -506,11 +490,9 @@ class Life:
             self.decisions = {source: [] for source in self.sources}
             self.lake = Lake(self.sources, lost.epoch, self.kafka, SinkState({}, {}, ()))
             return
-        window, is_plain = last.epoch.window, last.stands.closed_at is None
-        if window.longest_ms == window.gap_ms:  # the other form of the same rules is refused
-            window = Window(window.gap_ms) if is_plain else Window(window.gap_ms, window.gap_ms)
         state = sink_state(
-            ((message.stands, message.headers) for message in reversed(self.kafka.sink)), window
+            ((message.tail, message.headers) for message in reversed(self.kafka.sink)),
+            last.epoch.window,
         )
         assert last.epoch.fingerprint in state.rules
         if len(state.rules) > 1:
@@ -525,15 +507,7 @@ class Life:
             s: [record for record in mine if record.offset < state.begin[s]]
             for s, mine in every.items()
         }
-        past = last.past
-        if is_plain:
-            past = tuple(
-                one._replace(epoch=one.epoch._replace(window=Window(one.epoch.window.gap_ms)))
-                for one in past
-            )
-        self.lake = Lake(
-            self.sources, last.epoch._replace(window=window), self.kafka, state, past, read
-        )
+        self.lake = Lake(self.sources, last.epoch, self.kafka, state, last.past, read)
 
     def published(self) -> list[tuple[int, Content]]:
         """Without the repeats."""
@@ -582,12 +556,7 @@ def as_content(row: MergeRecord) -> Content:
     of_sources = tuple(
         tuple((part.event_time, part.topic, part.offset) for part in mine) for mine in parts
     )
-    return key, first, last, of_sources, *closing(row)
-
-
-def closing(row: MergeRecord) -> tuple[int | None, int | None]:
-    """What a message says of `due` and `closed_at`."""
-    return (row.due, row.closed_at) if row.says_closing else (None, None)
+    return key, first, last, of_sources, row.due, row.closed_at
 
 
 def lives(disorder: int, *, drawn: range = SEEDS, **how: Any) -> list[Life]:

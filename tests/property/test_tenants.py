@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.cases import SOURCES
+from tests.support.cases import SOURCES, rules_of
 from tests.support.effort import draws
 from tests.support.inputs import record_of
 from tests.support.merges import (
@@ -227,6 +227,18 @@ def test_who_lags_where_time_goes_on_is_not_late_because_a_source_was_silent(
             .merged()
         )
         assert not [late for late in model.late if late.record.input.source == silent]
+
+
+def test_no_change_of_the_lag_takes_a_tenants_clock_back() -> None:
+    """Not even where a heartbeat of everybody comes as the clock stands at its time."""
+    tracking, orders = SOURCES
+    model = PartitionMerge(rules_of(SOURCES, 10, 10, 0))
+    model.arrive(record_of(tracking, 1, 107, tenant="y"), record_of(orders, 1, 100, tenant="y"))
+    model.arrive(record_of(orders, 2, 100, tenant=None))
+    for lag_ms in (0, 1):
+        model.begin_epoch(10, 10, lag_ms)
+        model.advance()
+        assert model.tenant_clock("x") == model.clock == 100
 
 
 # -- special cases

@@ -4,7 +4,7 @@ read."""
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,28 +13,27 @@ from tests.support.cases import SOURCES, rules_of
 from tests.support.effort import seeds
 from tests.support.inputs import input_of, record_of
 from tests.support.merges import KEYS, TENANTS, MergeInput, closed, idle_decision
+from tests.support.recoveries import idle_header
+from tests.support.sequences import by_key, merged_tail
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.model import (
     MIN_TIME,
     MergeRecord,
     MergeRules,
     PartitionMerge,
-    PublishedRecord,
     Record,
 )
 from watersmeet.core.recovery import (
     CloseTimeRange,
-    ReadBack,
     SinkState,
     encode_idle,
     encode_min_offsets,
-    idle_header,
     min_offset,
     parse_min_offsets,
     read_again_from,
     sink_state,
 )
-from watersmeet.core.sequence import IDLE, MIN_OFFSETS, RULES
+from watersmeet.core.sequence import IDLE, MIN_OFFSETS, RULES, Tail
 from watersmeet.core.window import Window
 from watersmeet.lake.epochs import EpochEnd
 from watersmeet.lake.fingerprints import Ended, Fingerprints
@@ -165,20 +164,15 @@ def as_one_after(decisions: Decisions, last: int) -> Decisions:
     return found
 
 
-def said(row: MergeRecord) -> ReadBack:
-    return ReadBack(row.event_time, row.key, row.due, row.closed_at, row.tenant)
+def said(row: MergeRecord) -> Tail:
+    return merged_tail(0, row.event_time, row.key, row.due, row.closed_at, row.tenant)
 
 
 def taken_up(lost: Lost, state: SinkState, later: Sequence[Record]) -> PartitionMerge:
-    recovered: dict[str, list[PublishedRecord]] = defaultdict(list)
-    for message in state.read_back:
-        recovered[message.key].append(
-            PublishedRecord(message.event_time, message.due, message.closed_at, message.tenant)
-        )
     model = PartitionMerge(
         lost.river.rules,
         since=MIN_TIME if state.since is None else state.since,
-        recovered=recovered,
+        recovered=by_key(state.read_back),
     )
     model.arrive(*lost.among(state.decisions, later, state.begin).records)
     model.advance()
@@ -212,7 +206,7 @@ def test_a_lost_lake_is_taken_up_exactly_with_the_decisions_that_published_somet
             "nothing else has closed what is out"
         )
         model = taken_up(lost, state, later)
-        again = [row for row in model.published_order() if said(row).place > said(out[-1]).place]
+        again = [row for row in model.published_order() if row.place() > out[-1].place()]
         assert closed([*out, *again]) == closed(expected), seed
         found["told"] += sum(map(len, state.decisions.values()))
         found["fewer"] += sum(map(len, lost.decisions.values())) - sum(
@@ -308,7 +302,7 @@ def test_a_lost_lake_whose_rules_changed_resumes_where_its_last_message_names_th
         again = [
             row
             for row in taken_up(lost, state, later).published_order()
-            if said(row).place > said(out[-1]).place
+            if row.place() > out[-1].place()
         ]
         assert closed([*out, *again]) == closed(expected.published_order()), seed
         found["taken up"] += 1

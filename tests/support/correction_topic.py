@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 from confluent_kafka import Message
 
-from watersmeet.core.correction_sequence import LATE, VERSION, CorrectionPlace, parse_tail
-from watersmeet.core.sequence import FORGOTTEN, ID, SEQ
+from watersmeet.core.sequence import CORRECTED, FORGOTTEN, ID, LATE, SEQ, VERSION, Place
 from watersmeet.kafka.reading import headers_of
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
@@ -32,7 +31,7 @@ class Version(NamedTuple):
 class CorrectionSeen(NamedTuple):
     """A message of the topic of corrections: its place in the order, its late record."""
 
-    place: CorrectionPlace
+    place: Place
     late: str
     version: Version
 
@@ -59,7 +58,7 @@ def corrections_seen(messages: Iterable[Message]) -> list[CorrectionSeen]:
     kept = [m for m in messages if FORGOTTEN not in dict(headers_of(m))]
     headers: list[dict[str, Any]] = [dict(headers_of(message)) for message in kept]
     return [
-        CorrectionSeen(parse_tail(names).place, names[LATE].decode(), version)
+        CorrectionSeen(CORRECTED.parse(names).place, names[LATE].decode(), version)
         for names, version in zip(headers, versions(kept), strict=True)
     ]
 
@@ -144,7 +143,7 @@ def assert_each_record_once(every: Sequence[Version], sources: Collection[str]) 
     return set(counts)
 
 
-Expected = tuple[int, CorrectionPlace, str, str, int, Any]
+Expected = tuple[int, Place, str, str, int, Any]
 """Partition, place, id, late record, version and value of a message."""
 
 
@@ -160,7 +159,7 @@ def messages_of(
     for row in reader.select(tables.CORRECTIONS, names, where).to_pylist():
         p, tenant, source, topic = (row[n] for n in ("partition", "tenant", "source", "topic"))
         encoded = tenant.encode(), row["u"], source.encode(), topic.encode()
-        place = CorrectionPlace(row["settled_at"], *encoded, row["offset"])
+        place = (row["settled_at"], *encoded, row["offset"])
         if p in generation.correction_tails and place <= generation.correction_tails[p].place:
             continue
         late = f"{source}/{topic}/{p}/{row['offset']}"

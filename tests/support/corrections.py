@@ -12,10 +12,9 @@ from tests.support.cases import SOURCES, Case
 from tests.support.lakes import of_generation
 from tests.support.tenants import TenantModels, Window
 from tests.support.topics import Access, consume
-from watersmeet.core.correction_model import Correction, PartitionCorrections
-from watersmeet.core.correction_sequence import LATE, MAX_VERSIONS, VERSION
+from watersmeet.core.correction_model import MAX_VERSIONS, Correction, PartitionCorrections
 from watersmeet.core.model import MergeRecord, Record
-from watersmeet.core.sequence import ID, SEQ, message_id
+from watersmeet.core.sequence import ID, LATE, SEQ, VERSION, message_id
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import PublishSettings

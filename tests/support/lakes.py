@@ -21,12 +21,11 @@ from pyspark.sql import SparkSession
 from tests.support.cases import SOURCES, Case
 from tests.support.inputs import tp_of
 from tests.support.topics import Published, published
-from watersmeet.core.correction_sequence import CorrectionTail
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import BatchPlan, TopicPartition
 from watersmeet.core.reading import KAFKA, RECORD_BYTES, read_records
-from watersmeet.core.sequence import SequenceTail
+from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.core.types import columns_ddl
 from watersmeet.engine import Engine
 from watersmeet.engine.choice import open_engine
@@ -38,13 +37,15 @@ from watersmeet.lake import tables
 from watersmeet.lake.decisions import read_decisions
 from watersmeet.lake.generations import Generation, generation_rows, is_begun
 from watersmeet.lake.location import Lake
+from watersmeet.lake.order import with_message
+from watersmeet.lake.published import columns_of
 from watersmeet.lake.table_reader import TableReader, Where
 from watersmeet.lake.tables import Table
 from watersmeet.run import create_missing
 from watersmeet.running.bronze_table import BatchCounts, BronzeTable
 from watersmeet.running.generations import Jump, Target
+from watersmeet.running.lake_sequence import Publication
 from watersmeet.running.owner import Owner
-from watersmeet.running.publications import Publication
 from watersmeet.settings import Settings, load_settings
 from watersmeet.silver import Silver
 
@@ -141,6 +142,21 @@ def write_configuration(settings: Settings, folder: Path) -> Path:
 def first_columns(table: Table, rows: Iterable[Sequence[Any]]) -> pa.Table:
     """Rows of the first columns of a table; the others are null. Times are epoch ms."""
     return table.rows_of(dict(zip(table.schema.names, row, strict=False)) for row in rows)
+
+
+def as_published(reader: TableReader, layout: Mapping[str, Table], sink: str, at: int) -> pa.Table:
+    """Rows of `published`, as if gold had published at a time all that silver has finished: the
+    last message of each partition, with its number as its offset."""
+    columns = ["partition", "event_time", *MERGED.order]
+    found = reader.select(tables.SILVER, columns, [with_message(MERGED)]).to_pylist()
+    rows: dict[int, dict[str, Any]] = {}
+    for row in sorted(found, key=MERGED.place):
+        p = row["partition"]
+        seq = rows[p]["last_seq"] + 1 if p in rows else 0
+        said = columns_of(MERGED, Tail(seq, MERGED.place(row), None, row["event_time"]))
+        rows[p] = {"partition": p, "first_seq": 0, "last_seq": seq, "sink_offset": seq, **said}
+    noted = ({**row, "sink": sink, "committed_at": at} for row in rows.values())
+    return layout[tables.PUBLISHED].rows_of(noted)
 
 
 def rows_of_silver(layout: Mapping[str, Table], rows: Iterable[Sequence[Any]]) -> pa.Table:
@@ -255,9 +271,9 @@ class CaseLake:
     def jump(
         self,
         begin: Mapping[TopicPartition, int],
-        tails: Mapping[int, SequenceTail] = MappingProxyType({}),
+        tails: Mapping[int, Tail] = MappingProxyType({}),
         owner: Owner | None = None,
-        correction_tails: Mapping[int, CorrectionTail] = MappingProxyType({}),
+        correction_tails: Mapping[int, Tail] = MappingProxyType({}),
     ) -> None:
         """Another generation begins at these offsets, behind these messages of the sink."""
         targets = {tp: Target(offset, offset) for tp, offset in begin.items()}

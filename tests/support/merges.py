@@ -196,12 +196,21 @@ def with_ids(draw: st.DrawFn, inputs: st.SearchStrategy[MergeInput]) -> MergeInp
     return replace(drawn, records=records)
 
 
+@st.composite
+def window_inputs(draw: st.DrawFn) -> MergeInput:
+    """A window by gap, without tenants."""
+    gap = draw(GAPS)
+    return MergeInput(rules_of(SOURCES, gap, gap + draw(EXTRAS)), draw(arrivals()))
+
+
 KINDS = {
     "timeout": timeout_inputs(),
     "topics": timeout_inputs(INPUTS),
+    "window": window_inputs(),
     "tenants": tenant_inputs(),
     "timeout with ids": with_ids(timeout_inputs()),
     "topics with ids": with_ids(timeout_inputs(INPUTS)),
+    "window with ids": with_ids(window_inputs()),
     "tenants with ids": with_ids(tenant_inputs()),
 }
 
@@ -215,16 +224,21 @@ Life = list[tuple[MergeRules, list[Record]]]
 
 @st.composite
 def lives(draw: st.DrawFn, kind: str = "tenants") -> Life:
-    """The rules change between two batches, as far as an epoch may change them."""
+    """The rules change between two batches, as far as an epoch may change them: now and then
+    several times at one clock, and a window becomes a timeout or the other way round."""
     drawn = draw(KINDS[kind])
     found = []
     for chunk in draw(cuts(drawn.records)):
-        has_tenants = drawn.rules.lag_ms is not None
-        gap = draw(GAPS if has_tenants else TIMEOUTS)
-        window = (gap, gap + draw(EXTRAS), draw(LAGS)) if has_tenants else (gap, None, None)
-        found.append(
-            (replace(drawn.rules, gap_ms=window[0], max_ms=window[1], lag_ms=window[2]), chunk)
-        )
+        for records in [chunk, *[[]] * draw(st.sampled_from([0, 0, 0, 1, 4]))]:
+            gap = draw(GAPS if kind.startswith(("window", "tenants")) else TIMEOUTS)
+            is_timeout = drawn.rules.max_ms is None or draw(st.sampled_from([False, False, True]))
+            rules = replace(
+                drawn.rules,
+                gap_ms=gap,
+                max_ms=None if is_timeout else gap + draw(EXTRAS),
+                lag_ms=None if drawn.rules.lag_ms is None else draw(LAGS),
+            )
+            found.append((rules, records))
     return found
 
 

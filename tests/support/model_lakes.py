@@ -28,7 +28,7 @@ from watersmeet.core.model import (
     Record,
 )
 from watersmeet.core.plan import BatchPlan, OffsetRange, TopicPartition
-from watersmeet.core.sequence import SequenceTail
+from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import APPLICATION, Commit
@@ -69,8 +69,7 @@ class ModelLake:
         self.reader = DeltaRsReader(self.lake)
         self.sources = list(self.settings.sources)
         self.closing: dict[tuple[int, str], Row] = {}
-        """By partition and id of a message, the row that it is of, where that says when it was
-        closed."""
+        """By partition and id of a message, the row that it is of."""
         self.tps = [
             self.tp_of(source, p) for p in range(max(self.cases) + 1) for source in self.sources
         ]
@@ -232,18 +231,14 @@ class ModelLake:
         self._write_generations()
         self.write(tables.SILVER, self.rows, mode="overwrite")
 
-    def _tail(self, message: Published) -> SequenceTail:
-        closed = self.closing.get((message.partition, message.id), {})
-        time, key = int(message.id.split("/")[1]), message.key.decode()
-        return SequenceTail(
-            message.seq,
-            time,
-            key,
-            None,
-            closed.get("due"),
-            closed.get("closed_at"),
-            closed.get("tenant", NO_TENANT),
-        )
+    def _tail(self, message: Published) -> Tail:
+        row = self.closing[message.partition, message.id]
+        return Tail(message.seq, MERGED.place(row), None, row["event_time"])
+
+    @property
+    def timeout(self) -> int:
+        """How long a merge record stays open (ms)."""
+        return self.settings.merge.window.gap_ms
 
     @property
     def number(self) -> int:
@@ -265,10 +260,12 @@ class ModelLake:
     ) -> None:
         """Messages (partition, key, event time) that were read back before the first batch, where
         bronze begins there."""
-        found = list(messages)
-        self._remember(
-            {"partition": p, "merge_key": key, "event_time": time} for p, key, time in found
-        )
+        found = [
+            {"partition": p, "merge_key": key, "event_time": time, "tenant": NO_TENANT}
+            | {"due": time + self.timeout, "closed_at": time + self.timeout + 1}
+            for p, key, time in messages
+        ]
+        self._remember(found)
         self._begin(begin or {}, found)
 
     def take_up(
@@ -299,7 +296,7 @@ class ModelLake:
         rows = [{"tenant": NO_TENANT, **row} for row in messages]
         for row in rows:
             message = PublishedRecord(
-                row["event_time"], row.get("due"), row.get("closed_at"), row["tenant"]
+                row["event_time"], row["due"], row["closed_at"], row["tenant"]
             )
             self.known.setdefault((row["partition"], row["merge_key"]), []).append(message)
         self.write(tables.RECOVERED, [{**row, "recovered_at": self.time} for row in rows])
@@ -311,8 +308,7 @@ class ModelLake:
             mine = [row for row in self.rows if row["partition"] == p and row["valid"]]
             for seq, row in enumerate(sorted(mine, key=_order)):
                 message_id = self._id(row)
-                if self.settings.merge.says_closing:
-                    self.closing[p, message_id] = row
+                self.closing[p, message_id] = row
                 value = self.value(row) if self.value else self.default_value(row)
                 found.append(
                     Published(
@@ -354,7 +350,7 @@ class ModelLake:
         self.time = max(self.time + 1, wall_clock_ms())
         rows = []
         for p, new in pending.items():
-            closed = self.closing.get((p, new[-1].id), {})
+            closed = self.closing[p, new[-1].id]
             rows.append(
                 {
                     "partition": p,
@@ -362,9 +358,9 @@ class ModelLake:
                     "last_seq": new[-1].seq,
                     "last_event_time": int(new[-1].id.split("/")[1]),
                     "last_key": new[-1].key.decode(),
-                    "last_due": closed.get("due"),
-                    "last_closed_at": closed.get("closed_at"),
-                    "last_tenant": closed.get("tenant", NO_TENANT),
+                    "last_due": closed["due"],
+                    "last_closed_at": closed["closed_at"],
+                    "last_tenant": closed["tenant"],
                     "sink_offset": offsets[p],
                     "committed_at": self.time,
                     "sink": name,
@@ -382,19 +378,13 @@ class ModelLake:
         return {p: new for p, new in found.items() if new}
 
     def _order_of(self, message: Published) -> tuple[Any, ...]:
-        closed = self.closing.get((message.partition, message.id))
-        return (int(message.id.split("/")[1]), message.key) if closed is None else _order(closed)
+        return _order(self.closing[message.partition, message.id])
 
     def _headers(self, message: Published) -> list[tuple[str, bytes]]:
         headers = [("watersmeet.seq", b"%d" % message.seq), ("watersmeet.id", message.id.encode())]
-        closed = self.closing.get((message.partition, message.id))
-        if closed is not None:
-            headers += [
-                (f"watersmeet.{name}", b"%d" % closed[name]) for name in ("closed_at", "due")
-            ]
-            headers += (
-                [("watersmeet.tenant", closed["tenant"].encode())] if closed["tenant"] else []
-            )
+        closed = self.closing[message.partition, message.id]
+        headers += [(f"watersmeet.{name}", b"%d" % closed[name]) for name in ("closed_at", "due")]
+        headers += [("watersmeet.tenant", closed["tenant"].encode())] if closed["tenant"] else []
         return headers
 
     def send(self, messages: Sequence[Published]) -> dict[int, int]:
@@ -450,15 +440,14 @@ class ModelLake:
                 [{**row, "source": source} for row in rows if row["reason"] is not None],
             )
 
-    def _begin(
-        self, offsets: Mapping[TopicPartition, int], messages: Iterable[tuple[int, str, int]] = ()
-    ) -> None:
+    def _begin(self, offsets: Mapping[TopicPartition, int], messages: Iterable[Row] = ()) -> None:
         """The first generation begins at these offsets, behind the last of these messages."""
         for known in (self.begin, self.first, self.arrived, self.until):
             known.update(offsets)
-        tails: dict[int, SequenceTail] = {}
-        for p, key, at in sorted(messages, key=lambda each: (each[2], each[1])):
-            tails[p] = SequenceTail(tails[p].seq + 1 if p in tails else 0, at, key, None)
+        tails: dict[int, Tail] = {}
+        for row in sorted(messages, key=_order):
+            p, place = row["partition"], MERGED.place(row)
+            tails[p] = Tail(tails[p].seq + 1 if p in tails else 0, place, None, row["event_time"])
         tails |= {p: self._tail(out[-1]) for p, out in self.out.items() if out}
         self.generations = [Generation(0, 0, dict(self.begin), tails, "sink" if tails else "start")]
         self._write_generations()

@@ -60,9 +60,9 @@ PLANTED = [
     ),
     Planted(
         "messages of one time are in the wrong order",
-        "pipelines/watersmeet/core/message.py",
-        'order = pc.sort_indices(timed, [(name, "ascending") for name in keys])',
-        'order = pc.sort_indices(timed, [(name, "descending") for name in keys])',
+        "pipelines/watersmeet/core/sequence.py",
+        'pc.sort_indices(rows, [(name, "ascending") for name in self.order])',
+        'pc.sort_indices(rows, [(name, "descending") for name in self.order])',
         "tests/laws/test_gold.py::test_what_is_out_is_what_the_merge_model_says_byte_for_byte",
     ),
     Planted(

@@ -181,6 +181,7 @@ class _Day:
             "last_seq": self.sequence[p] - 1,
             "last_event_time": last["event_time"],
             "last_key": last["merge_key"],
+            "last_closed_at": last["event_time"] + self.timeout_ms,
             "committed_at": self.now + self.rng.randint(700, 9_000),
         }
         self.rows[PUBLISHED].append(row)

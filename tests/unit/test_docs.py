@@ -23,8 +23,6 @@ from tests.support.inputs import record_of
 from tests.support.walkthrough import LINK, linked
 from watersmeet.audit.show import duration, utc
 from watersmeet.cli import app
-from watersmeet.core.correction_sequence import LATE as LATE_RECORD
-from watersmeet.core.correction_sequence import SETTLED_AT, VERSION, U
 from watersmeet.core.dead_letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES
 from watersmeet.core.model import MergeRules, PartitionMerge
 from watersmeet.core.reading import KAFKA, ReadingRules, Reason, read_records
@@ -38,9 +36,13 @@ from watersmeet.core.sequence import (
     NO_RECOVERY,
     RULES,
     SEQ,
+    SETTLED_AT,
     TENANT,
+    VERSION,
+    U,
     message_id,
 )
+from watersmeet.core.sequence import LATE as LATE_RECORD
 from watersmeet.core.types import TIME
 from watersmeet.dev.init import write_example
 from watersmeet.errors import ConfigurationError

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import operator
+import random
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from tests.support.configurations import settings_for
 from tests.support.inputs import input_of, tp_of
+from watersmeet.core import sequence as sequences
 from watersmeet.core.corrections import Settled
 from watersmeet.core.merge import LATE_SCHEMA
 from watersmeet.core.plan import BatchPlan, Cursor, Rules, TopicPartition
-from watersmeet.core.sequence import MessageTime, SequenceTail
+from watersmeet.core.sequence import CORRECTED, MERGED, Tail
 from watersmeet.core.step import State
 from watersmeet.lake import chunks
 from watersmeet.lake.chunks import chunks_of
@@ -27,14 +30,7 @@ from watersmeet.lake.recovered import read_out
 from watersmeet.lake.table_reader import Aggregates, TableReader, Where
 from watersmeet.running import correcting, publication_plan
 from watersmeet.running.planning import Planner
-from watersmeet.running.publication_plan import (
-    Ends,
-    Limits,
-    Pending,
-    TimeRange,
-    Unpublished,
-    pending,
-)
+from watersmeet.running.publication_plan import Limits, Pending, Range, Unpublished
 from watersmeet.settings import Settings
 
 MERGE_BYTES = 1_000_000
@@ -61,7 +57,7 @@ class Asked:
             for row in ({"topic": topic, **row} for row in self.tables[table])
             if any(all(_holds(row, *each) for each in term) for term in where or [[]])
         ]
-        kinds = dict.fromkeys(["merge_key", "tenant"], pa.string())
+        kinds = dict.fromkeys(["merge_key", "tenant", "source", "topic"], pa.string())
         kinds |= dict.fromkeys(["key", "value"], pa.binary())
         return pa.table(
             {
@@ -184,7 +180,7 @@ def plan_ends(plan: BatchPlan) -> dict[TopicPartition, int]:
 
 
 TIMEOUT = 100
-"""Of the merge records that messages say nothing of (ms)."""
+"""Of merge records (ms)."""
 
 
 def closed(
@@ -210,19 +206,20 @@ def finished(partition: int, time: int, key: str) -> dict[str, Any]:
     return closed(partition, time + TIMEOUT + 1, time + TIMEOUT, key, time, batch=0)
 
 
-def closing(first: int, last: int) -> TimeRange:
-    """What was closed at these times, by messages that say so."""
-    return TimeRange(first, last, says_closing=True)
+def tail(seq: int, row: Mapping[str, Any]) -> Tail:
+    """A partition's last message, of a row of silver."""
+    return Tail(seq, MERGED.place(row), seq, row["event_time"])
 
 
-def ends(first: int, last: int) -> Ends:
-    """The times of messages that say when their merge records were closed."""
-    return Ends(MessageTime(first, says_closing=True), MessageTime(last, says_closing=True))
-
-
-def plain(first: int, last: int) -> Ends:
-    """The times of messages that say nothing of when their merge records were closed."""
-    return Ends(MessageTime(first, says_closing=False), MessageTime(last, says_closing=False))
+def pending(
+    rows: list[dict[str, Any]],
+    partitions: int,
+    limits: Limits,
+    tails: Mapping[int, Tail] = MappingProxyType({}),
+    clocks: Mapping[int, int] | None = None,
+) -> Pending:
+    asked = answering(silver=rows)
+    return Unpublished(asked, MERGED, tails, partitions, 0, clocks).pending(limits)
 
 
 def test_what_sorts_after_the_tail_is_pending() -> None:
@@ -233,101 +230,75 @@ def test_what_sorts_after_the_tail_is_pending() -> None:
         {**finished(2, 9, "a"), "valid": False},
         finished(3, 0, "a"),
     ]
-    asked = answering(silver=rows)
-    tails = {
-        0: SequenceTail(1, 5, "a", 1),
-        1: SequenceTail(1, 3, "b", 1),
-        2: SequenceTail(0, 4, "a", 0),
-    }
-    assert pending(asked, Unpublished(tails, 4), Limits(100, 100)) == Pending(
-        [{0: TimeRange(5, 7), 3: TimeRange(0, 0)}],
+    tails = {0: tail(1, rows[1]), 1: tail(1, rows[5]), 2: tail(0, rows[6])}
+    late = TIMEOUT + 1
+    assert pending(rows, 4, Limits(100, 100), tails) == Pending(
+        [{0: Range(tails[0].place, (late + 7,)), 3: Range(None, (late,))}],
         has_more=False,
-        ends={0: plain(5, 7), 3: plain(0, 0)},
-        records=4,
+        ends={0: (late + 5, late + 7), 3: (late, late)},
+        records=3,
     )
-    assert pending(asked, Unpublished({}, 40), Limits(100, 100)) == Pending(
-        [{0: TimeRange(1, 7), 1: TimeRange(3, 3), 2: TimeRange(4, 4), 3: TimeRange(0, 0)}],
+    assert pending(rows, 40, Limits(100, 100)) == Pending(
+        [{p: Range(None, (late + time,)) for p, time in {0: 7, 1: 3, 2: 4, 3: 0}.items()}],
         has_more=False,
-        ends={0: plain(1, 7), 1: plain(3, 3), 2: plain(4, 4), 3: plain(0, 0)},
+        ends={
+            0: (late + 1, late + 7),
+            1: (late + 3, late + 3),
+            2: (late + 4, late + 4),
+            3: (late, late),
+        },
         records=8,
     )
 
 
-def test_records_of_one_event_time_are_published_together_and_each_partition_gives_its_share() -> (
-    None
-):
+def test_records_of_one_time_are_published_together_and_each_partition_gives_its_share() -> None:
     rows = [finished(p, time // 3, f"k{time}") for p in range(2) for time in range(30)]
-    assert pending(answering(silver=rows), Unpublished({}, 2), Limits(20, 100)) == Pending(
-        [{0: TimeRange(0, 3), 1: TimeRange(0, 3)}],
+    late = TIMEOUT + 1
+    assert pending(rows, 2, Limits(20, 100)) == Pending(
+        [dict.fromkeys((0, 1), Range(None, (late + 3,)))],
         has_more=True,
-        ends={0: plain(0, 3), 1: plain(0, 3)},
+        ends=dict.fromkeys((0, 1), (late, late + 3)),
         records=24,
     )
 
 
 def test_what_is_published_is_cut_into_pieces_of_bounded_size() -> None:
     rows = [finished(p, time, key) for p in range(3) for time in range(p + 1) for key in "ab"]
-    found = pending(answering(silver=rows), Unpublished({}, 3), Limits(100, 3))
+    found = pending(rows, 3, Limits(100, 5))
+    first, second, third = ((TIMEOUT + 1 + time,) for time in range(3))
     assert found.chunks == [
-        {0: TimeRange(0, 0), 1: TimeRange(0, 0)},
-        {1: TimeRange(1, 1), 2: TimeRange(0, 0)},
-        {2: TimeRange(1, 2)},
+        {0: Range(None, first), 1: Range(None, first)},
+        {1: Range(first, second), 2: Range(None, first)},
+        {2: Range(first, third)},
     ]
-    assert found.ends == {0: plain(0, 0), 1: plain(0, 1), 2: plain(0, 2)}
-    assert pending(answering(silver=[]), Unpublished({}, 3), Limits(100, 3)) == Pending(
-        [], has_more=False
-    )
-
-
-def test_what_timeouts_closed_before_there_was_a_window_is_published_first() -> None:
-    """Their messages say nothing of it: they sort by event time, before all that say it."""
-    asked = answering(
-        silver=[
-            *(finished(0, time, "a") for time in (5, 9)),
-            closed(0, 207, 206, "a", 3),
-            closed(1, 208, 207, "b"),
-            closed(1, 208, 207, "c"),
-            closed(1, 209, 207, "a"),
-        ]
-    )
-
-    def after(tails: Mapping[int, SequenceTail], records: int = 100) -> Pending:
-        return pending(asked, Unpublished(tails, 2, closing_from=1), Limits(records, 100))
-
-    first = after({0: SequenceTail(3, 5, "a", 3)}, 1)
-    assert (first.chunks[0][0], first.has_more) == (TimeRange(9, 9), True)
-    assert first.ends[0] == plain(9, 9)
-    both = after({0: SequenceTail(3, 5, "a", 3)})
-    assert [chunk.get(0) for chunk in both.chunks] == [TimeRange(9, 9), closing(207, 207)]
-    assert both.ends[0] == Ends(MessageTime(9, says_closing=False), MessageTime(207, True))
-    tails = {0: SequenceTail(4, 9, "a", 4), 1: SequenceTail(0, 6, "b", 0, 207, 208)}
-    found = after(tails)
-    assert found.chunks == [{0: closing(207, 207), 1: closing(208, 209)}]
-    assert (found.records, found.has_more) == (4, False)
-    tails[1] = SequenceTail(1, 6, "c", 1, 207, 208)
-    assert after(tails).chunks == [{0: closing(207, 207), 1: closing(209, 209)}]
-    tails[0] = SequenceTail(5, 3, "a", 5, 206, 207)
-    assert after(tails).chunks == [{1: closing(209, 209)}], "what says nothing is before the tail"
-
-
-def test_what_two_timeouts_close_at_one_clock_is_published_by_event_time() -> None:
-    """Though the later one has closed what was due earlier."""
-    rows = [closed(0, 161, 150, "a", 100), closed(0, 161, 140, "b", 130)]
-    asked = answering(silver=rows)
-    assert pending(asked, Unpublished({}, 1), Limits(100, 100)).chunks == [{0: TimeRange(100, 130)}]
-    after = pending(asked, Unpublished({0: SequenceTail(0, 130, "b", 0)}, 1), Limits(100, 100))
-    assert after.chunks == []
+    assert pending([], 3, Limits(100, 3)) == Pending([], has_more=False)
 
 
 def test_what_an_epoch_closes_in_advance_waits_for_the_clock() -> None:
-    asked = answering(silver=[closed(0, 8, 7, "a"), closed(0, 9, 7, "b"), closed(1, 8, 7, "a")])
+    rows = [closed(0, 8, 7, "a"), closed(0, 9, 7, "b"), closed(1, 8, 7, "a")]
 
-    def at(clocks: Mapping[int, int]) -> list[dict[int, TimeRange]]:
-        unpublished = Unpublished({}, 2, closing_from=0, clocks=clocks)
-        return pending(asked, unpublished, Limits(100, 100)).chunks
+    def at(clocks: Mapping[int, int]) -> list[dict[int, Range]]:
+        return pending(rows, 2, Limits(100, 100), clocks=clocks).chunks
 
-    assert at({0: 8}) == [{0: closing(8, 8)}]
-    assert at({0: 9, 1: 7}) == [{0: closing(8, 9)}]
+    assert at({}) == []
+    assert at({0: 8}) == [{0: Range(None, (8,))}]
+    assert at({0: 9, 1: 7}) == [{0: Range(None, (9,))}]
+
+
+def pieces(
+    asked: TableReader, unpublished: Unpublished, found: Pending
+) -> list[list[dict[str, Any]]]:
+    """The rows of each chunk, by partition and in order."""
+    columns = ["partition", *unpublished.sequence.order, "record_bytes"]
+    read = []
+    for chunk in found.chunks:
+        rows = asked.select(unpublished.sequence.table, columns, unpublished.of(chunk))
+        of_chunk = []
+        for p, span in sorted(chunk.items()):
+            its = rows.filter(pc.equal(rows["partition"], p))
+            of_chunk += span.of(unpublished.sequence, its).to_pylist()
+        read.append(of_chunk)
+    return read
 
 
 @pytest.mark.promise("C24")
@@ -335,27 +306,22 @@ def test_what_an_epoch_closes_in_advance_waits_for_the_clock() -> None:
 def test_a_piece_of_a_publication_has_no_more_than_fits_into_memory(unit: int) -> None:
     sizes = [unit * size for size in (*[100] * 300, *[90_000] * 30, *[7] * 900)]
     rows = [{**finished(n % 2, n, "a"), "record_bytes": size} for n, size in enumerate(sizes)]
-    asked, all_of_it = answering(silver=rows), Unpublished({}, 2)
-    found = pending(asked, all_of_it, Limits(10**6, 10**6, 10**15))
-    taken = [
-        [
-            size
-            for n, size in enumerate(sizes)
-            if n % 2 in chunk and chunk[n % 2].first <= n <= chunk[n % 2].last
-        ]
-        for chunk in found.chunks
-    ]
+    asked = answering(silver=rows)
+    all_of_it = Unpublished(asked, MERGED, {}, 2)
+    found = all_of_it.pending(Limits(10**6, 10**6, 10**15))
+    taken = [[row["record_bytes"] for row in mine] for mine in pieces(asked, all_of_it, found)]
     assert [sorted(chain.from_iterable(taken))] == [sorted(sizes)]
     assert all(sum(mine) <= publication_plan.CHUNK_BYTES or len(mine) == 1 for mine in taken)
-    few = pending(asked, all_of_it, Limits(10**6, 10**6, sum(sizes) // 10))
+    few = all_of_it.pending(Limits(10**6, 10**6, sum(sizes) // 10))
     assert few.has_more
     assert few.records <= len(sizes) // 9
 
 
 @pytest.mark.promise("C24")
-def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces() -> None:
-    """Each record in one of them, in order, and all of them in one publication, whose extents are
-    as before."""
+@pytest.mark.parametrize("most", [3, 1000])
+def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces(most: int) -> None:
+    """Each record in one of them, in order, and all of them in one publication, whose ends are as
+    before."""
     sizes = [
         publication_plan.CHUNK_BYTES * size // 100 for size in (30, 30, 60, 5, 120, 1, 1, 98, 3, 90)
     ]
@@ -366,33 +332,62 @@ def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces()
         {**closed(p, at, 50, "a"), "record_bytes": 1} for p, at in ((0, 7), (1, 6), (1, 8), (2, 7))
     ]
     asked = answering(silver=[*ties, *others])
-    everything = Unpublished({}, 3, closing_from=0)
-    found = pending(asked, everything, Limits(1, 1000, 10**15))
-    assert (found.ends, found.has_more) == ({0: ends(7, 7), 1: ends(6, 6), 2: ends(7, 7)}, True)
-    found = pending(asked, everything, Limits(10**6, 1000, 10**15))
-    assert found.ends == {0: ends(7, 7), 1: ends(6, 8), 2: ends(7, 7)}
-    seen: list[tuple[int, int, int, str]] = []
-    for chunk in found.chunks:
-        rows = asked.select(
-            "silver",
-            ["closed_at", "due", "merge_key", "partition", "record_bytes"],
-            everything.of_chunk(chunk),
+    everything = Unpublished(asked, MERGED, {}, 3)
+    found = everything.pending(Limits(1, most, 10**15))
+    assert (found.ends, found.has_more) == ({0: (7, 7), 1: (6, 6), 2: (7, 7)}, True)
+    found = everything.pending(Limits(10**6, most, 10**15))
+    assert found.ends == {0: (7, 7), 1: (6, 8), 2: (7, 7)}
+    read = pieces(asked, everything, found)
+    for mine in read:
+        size = sum(row["record_bytes"] for row in mine)
+        assert len(mine) == 1 or (size <= publication_plan.CHUNK_BYTES and len(mine) <= most)
+    places = [(row["partition"], *MERGED.place(row)) for mine in read for row in mine]
+    assert len(places) == len({*places}) == len(ties) + len(others)
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("sequence", [MERGED, CORRECTED], ids=["merged", "corrected"])
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_published_bit_by_bit_is_everything_once_and_in_order(
+    sequence: sequences.Sequence, seed: int
+) -> None:
+    """Whatever the limits, the sizes, and where an attempt ends; rows may share all but the last
+    column of their order."""
+    rng = random.Random(seed)
+    texts = ("tenant", "merge_key", "source", "topic")
+    rows = {
+        tuple(drawn.values()): drawn
+        for _ in range(rng.randint(0, 60))
+        if (
+            drawn := {
+                "partition": rng.randrange(3),
+                **{n: rng.choice("ab") if n in texts else rng.randrange(4) for n in sequence.order},
+            }
         )
-        mine = [row for row in rows.to_pylist() if row["partition"] in chunk]
-        assert (
-            len(mine) == 1
-            or sum(row["record_bytes"] for row in mine) <= publication_plan.CHUNK_BYTES
-        )
-        seen += sorted(
-            (row["partition"], row["closed_at"], row["due"], row["merge_key"]) for row in mine
-        )
-    assert seen == sorted(
-        (row["partition"], row["closed_at"], row["due"], row["merge_key"])
-        for row in (*ties, *others)
-    )
-    tails = {1: SequenceTail(0, 49, "a", 0, 50, 6)}
-    by_number = pending(asked, everything._replace(tails=tails), Limits(10**6, 3, 10**15))
-    assert len(by_number.chunks) >= len(found.chunks)
+    }
+    facts = {"batch": 0, **sequence.with_message}
+    table = [
+        {**facts, **row, "record_bytes": rng.choice([1, publication_plan.CHUNK_BYTES // 3])}
+        for row in rows.values()
+    ]
+    asked = answering(**{sequence.table: table})
+    tails: dict[int, Tail] = {}
+    out: dict[int, list[tuple[Any, ...]]] = {p: [] for p in range(3)}
+    while True:
+        limits = Limits(rng.choice([1, 5, 100]), rng.choice([1, 4, 100]))
+        unpublished = Unpublished(asked, sequence, tails, 3)
+        found = unpublished.pending(limits)
+        read = [row for mine in pieces(asked, unpublished, found) for row in mine]
+        assert len(read) == found.records
+        if not read:
+            break
+        # Without a transaction an attempt may end anywhere.
+        for row in read[: rng.choice([1, len(read)])]:
+            p, place = row["partition"], sequence.place(row)
+            out[p].append(place)
+            tails[p] = Tail(len(out[p]) - 1, place)
+    for p, places in out.items():
+        assert places == sorted(sequence.place(row) for row in table if row["partition"] == p)
 
 
 class Weighed(Asked):

@@ -1095,7 +1095,7 @@ def test_without_tenants_nothing_is_said_of_them(tmp_path: Path) -> None:
     ):
         assert (
             settings.merge.has_tenants,
-            settings.merge.says_closing,
+            settings.merge.shows_closing,
             settings.merge.tenant_max_lag_ms,
         ) == (False, False, None)
         assert (settings.tenant_paths.get("orders"), settings.reading_rules("orders").tenant) == (
@@ -1129,13 +1129,13 @@ def test_a_tenant_may_have_to_keep_up_with_all(tmp_path: Path) -> None:
     )
 
 
-def test_with_tenants_merge_records_say_when_they_were_closed_under_any_rules(
+def test_with_tenants_answers_show_when_merge_records_were_closed_under_any_rules(
     tmp_path: Path,
 ) -> None:
     settings = load(tmp_path, changed(*TENANTS))
-    assert settings.merge.says_closing
+    assert settings.merge.shows_closing
     assert settings.merge.window.is_timeout
-    assert settings.before_epochs().merge.says_closing, "a lake has them from its first batch on"
+    assert settings.before_epochs().merge.shows_closing, "a lake has them from its first batch on"
     assert settings.merge.with_window(Window(5, 7)).tenant_max_lag_ms == 86_400_000
 
 
@@ -1144,7 +1144,7 @@ def test_how_far_a_tenant_may_lag_is_a_rule_that_may_change(tmp_path: Path) -> N
     assert settings.rules()["merge.tenant_max_lag"] == 86_400_000
     assert "merge.tenant" not in settings.rules(), "that there are tenants never changes"
     later = settings.before_epochs().under({**settings.rules(), "merge.tenant_max_lag": 5})
-    assert (later.merge.tenant, later.merge.tenant_max_lag_ms, later.merge.says_closing) == (
+    assert (later.merge.tenant, later.merge.tenant_max_lag_ms, later.merge.shows_closing) == (
         "org",
         5,
         True,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from watersmeet.audit.unnoted import Unnoted, read_unnoted
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.sequence import SortKey
+from watersmeet.core.sequence import MERGED, Place
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
@@ -152,6 +152,14 @@ class Evidence:
         return ranges
 
     @cached_property
+    def forgotten(self) -> Set[tuple[int, int]]:
+        """Partition and timestamp (ms) of messages of merge records that `forget` has erased."""
+        names = ["partition", "event_time"]
+        rows = read_table(self.reader, self.settings, tables.FORGOTTEN, names)
+        places = zip(*(rows[name].to_pylist() for name in names), strict=True)
+        return {(p, timestamp_of(time)) for p, time in places}
+
+    @cached_property
     def avro(self) -> Sequence[Mapping[str, AvroSchema]]:
         """Schemas of sources whose values are Avro: by the number of an epoch, then by source."""
         return [avro_schemas(self.reader, epoch.settings) for epoch in self.epochs]
@@ -189,17 +197,22 @@ class Evidence:
             key is not None and zlib.crc32(key.encode(), max(0, self.last_batch)) % self.one_in == 0
         )
 
-    def is_unpublished(self, partition: int, place: SortKey) -> bool:
+    def is_unpublished(self, partition: int, place: Place) -> bool:
         """Return True where a finished record with this place in the order of publication is in no
         message.
 
         It then sorts at or before the tail behind which the generation began, or after the tail at
         which the generation ended.
         """
-        tail = self.generation.tails.get(partition)
-        last = None if self.following is None else self.following.tails.get(partition)
+        tail = self.generation.tails_of(MERGED).get(partition)
+        last = None if self.following is None else self.following.tails_of(MERGED).get(partition)
         is_behind = tail is not None and place <= tail.place
         return is_behind or (self.following is not None and (last is None or place > last.place))
+
+
+def timestamp_of(event_time: int) -> int:
+    """Return the timestamp of a message of a merge record (ms): a time of 0 is none to Kafka."""
+    return max(1, event_time)
 
 
 def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.NDArray[Any]:

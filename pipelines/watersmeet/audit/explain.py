@@ -20,14 +20,16 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.audit.explain_sink import SentCorrections, SentMessages, SentRecords, message_of
+from watersmeet.audit.explain_sink import SentMessages, Topics
 from watersmeet.audit.explain_tenants import TenantFacts
 from watersmeet.audit.explain_versions import CORRECTION_COLUMNS, CorrectionFacts
 from watersmeet.audit.show import utc
 from watersmeet.audit.unnoted import read_unnoted
+from watersmeet.core import sequence as sequences
 from watersmeet.core.columns import NULL_TIME
 from watersmeet.core.inputs import InputId, input_of_part
 from watersmeet.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
+from watersmeet.core.sequence import CORRECTED, ID, MERGED, message_id
 from watersmeet.core.types import DUE, NO_TENANT, TENANT
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
@@ -201,19 +203,22 @@ class _KeyHistory:
     """
 
     @cached_property
+    def _topics(self) -> Topics:
+        return Topics(self.settings)
+
+    @cached_property
     def _sent(self) -> SentMessages:
-        return SentMessages(self.settings)
+        """The messages of merge records."""
+        return self._sent_of(MERGED, self.settings.publish.topic)
+
+    def _sent_of(self, sequence: sequences.Sequence, topic: str) -> SentMessages:
+        at = self.moment.at
+        return SentMessages(self.reader, sequence, self._generations, topic, self._topics, at)
 
     def records(self) -> list[JsonObject]:
         """Return the merge records, by partition and event time."""
-        closing_from = self._epochs.closing_from
-        sink = SentRecords(
-            self.reader, self.settings.publish.topic, self._sent, self.moment.at, closing_from
-        )
         parts = self._parts()
-        merged = [
-            self._record(row, parts, sink) for row in self._rows if row["status"] != "waiting"
-        ]
+        merged = [self._record(row, parts) for row in self._rows if row["status"] != "waiting"]
         late_born = self._corrections.late_born(self._versions)
         return sorted([*merged, *late_born], key=itemgetter("partition", "event_time"))
 
@@ -243,13 +248,12 @@ class _KeyHistory:
     @cached_property
     def _shown_times(self) -> Sequence[str]:
         """Columns for when a merge record was closed, where the rules of the moment say it."""
-        return DUE.names if self._epochs.of(self.moment.batch).settings.merge.says_closing else ()
+        return DUE.names if self._epochs.of(self.moment.batch).settings.merge.shows_closing else ()
 
     def _record(
         self,
         row: JsonObject,
         part_index: Mapping[tuple[int, TopicPartition, int], JsonObject],
-        sink: SentRecords,
     ) -> JsonObject:
         is_open = row["status"] == "open"
         p = row["partition"]
@@ -275,12 +279,9 @@ class _KeyHistory:
             "clock": clock,
             "heads": dict(sorted(heads.items())),
         }
-        is_published = (
-            row["status"] == "timed_out" and row["valid"] and not self._is_behind(row, generation)
-        )
-        batches = self._generations.batches(generation)
-        published = sink.sent_as(p, row, batches) if is_published else None
-        unsent = self._unsent if is_published and published is None else ""
+        id = message_id(p, row["event_time"], row["merge_key"], row["tenant"])
+        published = self._sent.sent_as(row, {ID: id})
+        unsent = self._unsent if published is None and self._sent.has_message(row) else ""
         names = ("partition", "event_time", "last_event_time", "status", "valid", "invalid_reason")
         return {
             **{name: row[name] for name in names},
@@ -325,7 +326,7 @@ class _KeyHistory:
         if is_open:
             return f"open: times out once the clock has passed {limit}; it is {now}"
         unpublished = _UNPUBLISHED.get(row["invalid_reason"] or "", "")
-        if row["valid"] and self._is_behind(row, generation):
+        if row["valid"] and self._sent.is_behind(row):
             unpublished = (
                 "; not published: it sorts before what was out when generation "
                 f"{generation.number} began"
@@ -353,14 +354,6 @@ class _KeyHistory:
     @cached_property
     def _generations(self) -> Generations:
         return read_generations(self.reader, self.settings)
-
-    def _is_behind(self, row: JsonObject, generation: Generation) -> bool:
-        """Return True where a finished row sorts at or before the tail behind which its generation
-        publishes.
-        """
-        tail = generation.tails.get(row["partition"])
-        message = message_of(row, self._epochs.closing_from)
-        return tail is not None and message.place <= tail.place
 
     def _parts(self) -> dict[tuple[int, TopicPartition, int], JsonObject]:
         """Return all parts of the key's merge records, by generation, topic-partition and offset.
@@ -502,7 +495,7 @@ class _KeyHistory:
             ]
         repeated = [row for row in self._duplicates if row["is_late"]]
         topic = self.settings.publish.corrections_topic or ""  # without one, there are no rows
-        sent = SentCorrections(self.reader, topic, self._sent, self.moment.at)
+        sent = self._sent_of(CORRECTED, topic)
         bounds = read_retention_bounds(self.reader, self.moment.at)
         deleted_until = bounds.last_of(tables.CORRECTIONS, tables.DUPLICATES)
         return CorrectionFacts(rows, repeated, self._generations, sent, deleted_until)

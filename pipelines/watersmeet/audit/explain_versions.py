@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
-from watersmeet.audit.explain_sink import SentCorrections
+from watersmeet.audit.explain_sink import SentMessages
 from watersmeet.audit.show import utc
-from watersmeet.core.correction_sequence import TOO_MANY, CorrectionPlace, late_born_id
 from watersmeet.core.inputs import InputId
+from watersmeet.core.sequence import CORRECTED, ID, TOO_MANY, VERSION, late_born_id
 from watersmeet.lake.generations import Generations
 
 JsonObject = dict[str, Any]
@@ -50,7 +50,7 @@ class CorrectionFacts:
         rows: Iterable[JsonObject],
         repeated: Iterable[JsonObject],
         generations: Generations,
-        sent: SentCorrections,
+        sent: SentMessages,
         deleted_until: Mapping[int, int],
     ) -> None:
         self._generations = generations
@@ -58,7 +58,7 @@ class CorrectionFacts:
         self._deleted_until = deleted_until
         self._by_record = defaultdict[_Record, list[JsonObject]](list)
         self._by_late = dict[_Late, JsonObject]()
-        for row in sorted(rows, key=lambda row: (row["partition"], _place_of(row))):
+        for row in sorted(rows, key=lambda row: (row["partition"], CORRECTED.place(row))):
             if row["version"]:
                 self._by_record[_record_of(row)].append(row)
             self._by_late[_late_of(row)] = row
@@ -116,14 +116,12 @@ class CorrectionFacts:
         return f"settled once the clock has passed {utc(row['u'])}"
 
     def _version(self, row: JsonObject) -> JsonObject:
-        names = ("version", "source", "topic", "partition", "offset", "settled_at", "valid")
-        place = _place_of(row)
-        tail = self._generations.of(row["batch"]).correction_tails.get(row["partition"])
-        is_behind = tail is not None and place <= tail.place
+        late = ("source", "topic", "partition", "offset", "settled_at")
+        names = ("version", *late, "valid", "invalid_reason")
+        headers = {ID: row["id"], VERSION: str(row["version"])}
         return {
             **{name: row[name] for name in names},
-            "invalid_reason": row["invalid_reason"],
-            "published": None if is_behind else self._sent.sent_as(row, place),
+            "published": self._sent.sent_as(row, headers),
         }
 
     def _late_born(
@@ -174,8 +172,3 @@ def _record_of(row: JsonObject) -> _Record:
 def _late_of(row: JsonObject) -> _Late:
     input_id = InputId(row["source"], row["topic"])
     return row["generation"], row["partition"], input_id, row["offset"]
-
-
-def _place_of(row: JsonObject) -> CorrectionPlace:
-    tenant, source, topic = (row[name].encode() for name in ("tenant", "source", "topic"))
-    return CorrectionPlace(row["settled_at"], tenant, row["u"], source, topic, row["offset"])

@@ -36,15 +36,15 @@ from watersmeet.audit.report_charts import (
 )
 from watersmeet.audit.show import duration, utc
 from watersmeet.core.inputs import InputId
+from watersmeet.core.sequence import MERGED
 from watersmeet.core.times import LAST_EVENT_TIME_MS
-from watersmeet.core.window import Window
 from watersmeet.errors import Problem
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import bronze_ends
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.published import OF_MERGE_RECORDS
+from watersmeet.lake.published import is_of
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.table_reader import Condition, TableReader, Where
 from watersmeet.lake.tables import (
@@ -105,7 +105,6 @@ _PUBLISHED = (
     "partition",
     "first_seq",
     "last_seq",
-    "last_event_time",
     "last_closed_at",
     "committed_at",
 )
@@ -187,7 +186,6 @@ class _LakeFigures:
         self.layout = Lake(settings).layout
         self.sources = tuple(settings.sources)
         self.inputs = tuple(settings.inputs_by_name)
-        self.window = settings.merge.window
         self.hidden = settings.hidden_names
         [(count, first, last)] = self.summary(
             PROGRESS, [], "count *", "min batch", "max batch"
@@ -224,7 +222,7 @@ class _LakeFigures:
         ):
             counts[p][status.replace("_", " ")] += count
             counts[p]["not valid"] += count * (valid is False)
-        of_sink = [[OF_MERGE_RECORDS]]
+        of_sink = [[is_of(MERGED)]]
         for p, last_seq in self.summary(PUBLISHED, ["partition"], "max last_seq", where=of_sink):
             counts[p]["published"] = last_seq + 1  # the sequence has no gap
         places = [("all", [*counts], min(self.clocks.values(), default=None))] if counts else []
@@ -317,7 +315,7 @@ class _LakeFigures:
 
         Clocks, leads and idle sources are those of the partitions that are shown.
         """
-        recent = [("committed_at", ">=", self.since), OF_MERGE_RECORDS]
+        recent = [("committed_at", ">=", self.since), is_of(MERGED)]
         published = self.read(PUBLISHED, _PUBLISHED, [recent])
         decisions = self.read(
             IDLE_HEARTBEATS,
@@ -452,7 +450,7 @@ class _LakeFigures:
             "ms": np.concatenate(
                 [
                     with_head["committed_at"] - with_head["head"],
-                    noted - _closed_at(published, self.window),
+                    noted - published["last_closed_at"],
                 ]
             ),
         }
@@ -693,12 +691,6 @@ def _window_of(settings: Settings) -> dict[str, str]:
     if window.max_ms is None:
         return {"timeout": duration(window.gap_ms), **lag}
     return {"window": f"gap {duration(window.gap_ms)}, max {duration(window.max_ms)}", **lag}
-
-
-def _closed_at(published: Columns, window: Window) -> Numbers:
-    """Return when the merge record of each transaction's last message was closed (ms)."""
-    closed_at = published["last_closed_at"]
-    return np.where(closed_at == NULL, published["last_event_time"] + window.gap_ms, closed_at)
 
 
 # -- kinds of figures

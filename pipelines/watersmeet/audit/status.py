@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -17,11 +17,10 @@ from watersmeet.audit.newest import doubts_of_newest
 from watersmeet.audit.show import utc
 from watersmeet.audit.unnoted import read_unnoted
 from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES
-from watersmeet.core.correction_sequence import TOO_MANY
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import Cursor, OpenTransaction, TopicPartition
-from watersmeet.core.sequence import SequenceTail
+from watersmeet.core.sequence import CORRECTED, MERGED, TOO_MANY
 from watersmeet.core.window import Window
 from watersmeet.errors import KafkaTransientError, Problem, UnreadableRecordsError
 from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
@@ -29,11 +28,11 @@ from watersmeet.kafka.reading import Range, read_range
 from watersmeet.kafka.transactions import open_transactions
 from watersmeet.lake import tables
 from watersmeet.lake.decisions import last_decisions
-from watersmeet.lake.epochs import Epochs, read_epochs
+from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import Generation, Generations, read_generations
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.progress import LastBatch, last_batch
-from watersmeet.lake.published import last_corrected, last_published
+from watersmeet.lake.published import last_tails
 from watersmeet.lake.quality import last_results
 from watersmeet.lake.schemas import FULL, schema_ids, unknown_schemas
 from watersmeet.lake.snapshot import Snapshot
@@ -116,12 +115,12 @@ def status(
         newest = _newest(generations)
         unmet = pool.submit(unmet_in_lake, reader, settings)
         unnoted = pool.submit(read_unnoted, reader, settings, newest)
-        epochs = read_epochs(reader, settings)
+        current = read_epochs(reader, settings).current.settings
         progress = _read_progress(pool, reader, settings, newest)
         slowest_tenants = (
             pool.submit(_slowest, reader, settings) if settings.merge.has_tenants else None
         )
-        counts = _read_counts(pool, reader, epochs, newest)
+        counts = _read_counts(pool, reader, current, newest)
         bounds, transactions = _answer_of(kafka_ends)
         partitions = range(progress.partitions(bounds))
         every = [TopicPartition(i, p) for i in settings.inputs for p in partitions]
@@ -281,17 +280,16 @@ class _Counts(NamedTuple):
 
 
 def _read_counts(
-    pool: ThreadPoolExecutor, reader: TableReader, epochs: Epochs, newest: Generation
+    pool: ThreadPoolExecutor, reader: TableReader, settings: Settings, newest: Generation
 ) -> _Counts:
-    settings = epochs.current.settings
     by_reason = ("partition", "status", "valid", "invalid_reason")
     silver_rows = pool.submit(_counts, reader, tables.SILVER, *by_reason)
     next_due = pool.submit(_next_due, reader, settings.merge.window)
-    behind_sink = pool.submit(_behind_sink, reader, newest, epochs.closing_from)
+    behind_sink = pool.submit(_counted, reader, count_behind_sink, newest)
     late = pool.submit(_counts, reader, tables.LATE, "partition")
     duplicates = _counts(reader, tables.DUPLICATES, "partition") if settings.has_ids else {}
     quarantined = pool.submit(_counts, reader, tables.QUARANTINE, "partition")
-    tails = last_published(reader)
+    tails = last_tails(reader, MERGED)
     silver = Counter[tuple[Any, ...]]()
     not_valid = defaultdict[int, Counter[str]](Counter)
     for (partition, status_of_row, valid, reason), count in silver_rows.result().items():
@@ -299,7 +297,7 @@ def _read_counts(
         if valid is False:
             not_valid[partition][reason] += count
     partitions = [p for p, status_of_row in silver if status_of_row == "timed_out"]
-    to_publish = pool.submit(_to_publish, reader, newest, tails, partitions, epochs.closing_from)
+    to_publish = pool.submit(_counted, reader, count_to_publish, newest, tails, partitions)
     corrections: Mapping[tuple[Any, ...], int] = {}
     corrected: Mapping[int, int] = {}
     if tables.has_corrections(settings):
@@ -308,7 +306,7 @@ def _read_counts(
         for (partition, reason), count in counted.items():
             by_kind[partition, reason == TOO_MANY] += count
         corrections = by_kind
-        corrected = {p: tail.seq + 1 for p, tail in last_corrected(reader).items()}
+        corrected = {p: tail.seq + 1 for p, tail in last_tails(reader, CORRECTED).items()}
     return _Counts(
         silver,
         not_valid,
@@ -473,24 +471,11 @@ def _last_batch(reader: TableReader, settings: Settings) -> LastBatch | None:
     return last_batch(reader, settings) if is_there else None
 
 
-def _behind_sink(
-    reader: TableReader, generation: Generation, closing_from: int | None
+def _counted(
+    reader: TableReader, count: Callable[..., Mapping[int, int]], *about: Any
 ) -> Mapping[int, int]:
-    if not reader.exists(tables.SILVER):
-        return {}
-    return count_behind_sink(reader, generation, closing_from)
-
-
-def _to_publish(
-    reader: TableReader,
-    generation: Generation,
-    tails: Mapping[int, SequenceTail],
-    partitions: Collection[int],
-    closing_from: int | None,
-) -> Mapping[int, int]:
-    if not reader.exists(tables.SILVER):
-        return {}
-    return count_to_publish(reader, generation, tails, partitions, closing_from)
+    """Return a count of rows of silver; nothing where the table does not exist yet."""
+    return count(reader, *about) if reader.exists(tables.SILVER) else {}
 
 
 def _next_due(reader: TableReader, window: Window) -> dict[int, int]:

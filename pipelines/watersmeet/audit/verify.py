@@ -34,8 +34,7 @@ again, `LOOKS` times at most.
 
 For each partition the order is: read its rows of all tables (`verify_evidence`), derive from bronze
 by the merge model what they should be (`verify_model`), compare tables and topics with that
-(`verify_tables`, `verify_corrections`, `verify_sequence` and what is beside it for each sequence,
-`verify_dead_letters`), and report.
+(`verify_tables`, `verify_corrections`, `verify_sequence`, `verify_dead_letters`), and report.
 
 A group of partitions is in memory at a time. Of `progress` and of silver's versions the last
 `KNOWN_BATCHES` are read, with `--full` all.
@@ -50,11 +49,6 @@ from typing import Any, Final, NamedTuple
 from watersmeet.audit.evidence import Evidence, read_evidence
 from watersmeet.audit.partitioning import KeyPartitions
 from watersmeet.audit.problems import Findings, answer
-from watersmeet.audit.verify_correction_topic import (
-    check_correction_topic,
-    read_correction_limits,
-    read_correction_topic,
-)
 from watersmeet.audit.verify_corrections import check_corrections
 from watersmeet.audit.verify_dead_letters import (
     DeadLetterTopic,
@@ -63,8 +57,13 @@ from watersmeet.audit.verify_dead_letters import (
 )
 from watersmeet.audit.verify_evidence import Partition, read_partitions
 from watersmeet.audit.verify_model import expected
-from watersmeet.audit.verify_sequence import TopicEnds
-from watersmeet.audit.verify_sink import check_sink, read_limits, read_sink
+from watersmeet.audit.verify_sequence import (
+    CORRECTIONS,
+    SINK,
+    TopicEnds,
+    check_sequence,
+    read_ends,
+)
 from watersmeet.audit.verify_tables import (
     Bounds,
     check_clock,
@@ -160,17 +159,16 @@ def _is_changing(snapshot: Snapshot) -> bool:
 
 
 class _Topics(NamedTuple):
-    """The topics as they were before the tables were read; None for one that does not exist."""
+    """The topics that exist, as they were before the tables were read."""
 
     bounds: Bounds
-    sink: TopicEnds | None
-    corrections: TopicEnds | None
+    sequences: Sequence[TopicEnds]
     dead_letters: Sequence[DeadLetterTopic]
 
     @property
     def sources_alone(self) -> _Topics:
         """The topics without those that are not of one generation alone."""
-        return self._replace(sink=None, corrections=None, dead_letters=())
+        return self._replace(sequences=(), dead_letters=())
 
 
 def _read_topics(reader: TableReader, settings: Settings, timeout_s: float) -> tuple[_Topics, int]:
@@ -178,15 +176,15 @@ def _read_topics(reader: TableReader, settings: Settings, timeout_s: float) -> t
     cluster = Cluster(settings.kafka, timeout_s)
     counts = cluster.partition_counts(topics_of(settings))
     partitions = co_partitioned(settings, counts)
-    sink = corrections = None
-    if settings.publish.topic in counts:
-        sink = read_sink(reader, settings, partitions)
-    topic = settings.publish.corrections_topic
-    if topic is not None and topic in counts:
-        corrections = read_correction_topic(reader, settings, topic, partitions)
+    publish = settings.publish
+    sequences = [
+        read_ends(reader, settings, kind, topic, partitions)
+        for kind, topic in ((SINK, publish.topic), (CORRECTIONS, publish.corrections_topic))
+        if topic is not None and topic in counts
+    ]
     dead_letters = read_dead_letter_topics(reader, settings, partitions, counts)
     bounds = {i: cluster.bounds(i.topic, partitions) for i in settings.inputs}
-    return _Topics(bounds, sink, corrections, dead_letters), partitions
+    return _Topics(bounds, sequences, dead_letters), partitions
 
 
 def _check_once(
@@ -240,23 +238,10 @@ def _check_generation(evidence: Evidence, topics: _Topics) -> tuple[list[Finding
     """
     settings = evidence.settings
     validator = Validator(evidence.epochs)
-    sequences = [
-        (name, check, ends, read(evidence))
-        for name, check, ends, read in (
-            ("sink", check_sink, topics.sink, read_limits),
-            (
-                "topic of corrections",
-                check_correction_topic,
-                topics.corrections,
-                read_correction_limits,
-            ),
-        )
-        if ends is not None
-    ]
     key_partitions = KeyPartitions()
     names = ["places", "keys", "bronze", "forgotten keys", "outcomes", "rows of silver", "clock"]
     names += ["the merge model", "corrections", "versions of silver"]
-    names += [name for name, *_ in sequences]
+    names += [ends.kind.topic for ends in topics.sequences]
     names += [f"dead letters of {topic.table}" for topic in topics.dead_letters]
     findings = {name: Findings(name) for name in names}
     if evidence.following is None:
@@ -266,8 +251,8 @@ def _check_generation(evidence: Evidence, topics: _Topics) -> tuple[list[Finding
         check_offsets(partition, topics.bounds, findings["bronze"])
         check_key_partitions(partition, key_partitions, findings["keys"])
         check_partition(partition, validator, findings)
-        for name, check, ends, limits in sequences:
-            check(partition, ends, limits, findings[name])
+        for ends in topics.sequences:
+            check_sequence(partition, ends, findings[ends.kind.topic])
         for topic in topics.dead_letters:
             check_dead_letters(partition, topic, findings[f"dead letters of {topic.table}"])
     notes = list[str]()

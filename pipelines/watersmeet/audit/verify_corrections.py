@@ -14,10 +14,10 @@ from watersmeet.audit.problems import Findings
 from watersmeet.audit.verify_evidence import CorrectionRow, Partition, place
 from watersmeet.audit.verify_validity import Validator
 from watersmeet.core.correction_model import Correction, PartitionCorrections
-from watersmeet.core.correction_sequence import TOO_MANY, header_bytes, late_born_id
 from watersmeet.core.inputs import InputId
+from watersmeet.core.message import correction_header_bytes
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.sequence import message_id
+from watersmeet.core.sequence import TOO_MANY, late_born_id, message_id
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import Condition
 
@@ -82,7 +82,7 @@ def _check_validity(
     partition: Partition, rows: Iterable[CorrectionRow], validator: Validator, findings: Findings
 ) -> None:
     """Check `valid` and `invalid_reason`."""
-    more_bytes = header_bytes(partition.evidence.settings.inputs)
+    more_bytes = correction_header_bytes(partition.evidence.settings.inputs)
     for row in rows:
         right = validator.validity(row, more_bytes) if row.has_content else (False, TOO_MANY)
         actual = row.columns["valid"], row.columns["invalid_reason"]
@@ -100,7 +100,7 @@ def _check_messages(
     late record has opened is named by the first correction.
     """
     p = partition.number
-    more_bytes = header_bytes(partition.evidence.settings.inputs)
+    more_bytes = correction_header_bytes(partition.evidence.settings.inputs)
     had = dict[str, bool]()
     for silver_row in partition.rows:
         outcome = silver_row.outcome

@@ -25,13 +25,12 @@ from watersmeet.audit.evidence import (
     read_table,
 )
 from watersmeet.audit.verify_values import as_kept, packed
-from watersmeet.core.correction_sequence import CorrectionPlace
 from watersmeet.core.input_columns import part_topics
 from watersmeet.core.inputs import InputId
 from watersmeet.core.model import NO_TENANT
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.repeated import ID, RECORD_IDS
-from watersmeet.core.sequence import SortKey, place_of
+from watersmeet.core.sequence import CORRECTED, MERGED, Place
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import Epoch
@@ -66,8 +65,6 @@ class Outcome(NamedTuple):
       fields of a schema. Of a duplicate, `repeated` stands for the value.
     - `due` and `closed_at` (ms): of a merge record; `closed_at` where it has timed out.
     - `position` (ms): of a waiting record.
-    - `says_closing`: of a merge record that has timed out, True where its message says `due` and
-      `closed_at`.
     """
 
     key: str
@@ -79,32 +76,26 @@ class Outcome(NamedTuple):
     closed_at: int | None = None
     tenant: str = NO_TENANT
     position: int | None = None
-    says_closing: bool = False
 
-    def described(self, names: Mapping[InputId, str], *, with_closing: bool) -> str:
-        """Return the outcome for a sentence, with or without `due` and `closed_at`.
-
-        `names`: those of the inputs.
-        """
+    def described(self, names: Mapping[InputId, str]) -> str:
+        """Return the outcome for a sentence; `names`: those of the inputs."""
         parts = []
         for input_id, offset, *values in self.parts[:5]:
             texts = ", ".join(str(value)[:40] for value in values)
             parts.append(f"{names[input_id]}@{offset} ({texts})")
-        closing = {"due": self.due, "closed at": self.closed_at} if with_closing else {}
-        optional_times = {**closing, "position": self.position}
-        times = "".join(
-            f", {name} {time}" for name, time in optional_times.items() if time is not None
-        )
+        optional = {"due": self.due, "closed at": self.closed_at, "position": self.position}
+        times = "".join(f", {name} {time}" for name, time in optional.items() if time is not None)
         return (
             f"{self.status} from {self.event_time} to {self.last}{times} of "
             f"{', '.join(parts)}{', ...' * (len(self.parts) > 5)}"
         )
 
     @property
-    def place(self) -> SortKey:
-        """The place in the order of publication, as the merge record's message says it."""
-        due, closed_at = (self.due, self.closed_at) if self.says_closing else (None, None)
-        return place_of(self.event_time, self.key, due, closed_at, self.tenant)
+    def place(self) -> Place:
+        """The place in the order of publication, with NULL for a time that is null."""
+        due, closed_at = (NULL if time is None else time for time in (self.due, self.closed_at))
+        row = {"closed_at": closed_at, "tenant": self.tenant, "due": due, "merge_key": self.key}
+        return MERGED.place(row)
 
 
 class Row(NamedTuple):
@@ -136,6 +127,16 @@ class Row(NamedTuple):
     def is_finished(self) -> bool:
         """True where the row never changes again."""
         return self.outcome.status not in ("open", "waiting")
+
+    @property
+    def has_message(self) -> bool:
+        """True where the merge record has a message, or will have one."""
+        return self.outcome.status == "timed_out" and bool(self.valid)
+
+    @property
+    def place(self) -> Place:
+        """The place in the order of publication."""
+        return self.outcome.place
 
 
 class CorrectionRow(NamedTuple):
@@ -177,13 +178,14 @@ class CorrectionRow(NamedTuple):
         return InputId(self.columns["source"], self.columns["topic"]), self.columns["offset"]
 
     @property
-    def place(self) -> CorrectionPlace:
+    def has_message(self) -> bool:
+        """True where the correction has a message, or will have one."""
+        return bool(self.columns["has_message"])
+
+    @property
+    def place(self) -> Place:
         """The place in the order of corrections."""
-        (source, topic), offset = self.late
-        times = self.columns["settled_at"], self.columns["u"]
-        return CorrectionPlace(
-            times[0], self.tenant.encode(), times[1], source.encode(), topic.encode(), offset
-        )
+        return CORRECTED.place(self.columns)
 
 
 DECISION, HEARTBEAT, KEYED = range(3)
@@ -255,11 +257,11 @@ class Partition:
     """All rows of one partition.
 
     - `rows`, `late` and `duplicates`: those of the generation.
-    - `published`: finished, valid rows of other generations.
+    - `published`: rows of other generations that have a message.
     - `corrections`: those of the generation, and of earlier ones.
     - `late_rows`: the rows of `late` up to the generation's last batch, also of earlier ones.
-    - `recovered`: of each message of a lost lake its key, event time, due and closed_at (ms; None
-      where it does not say them), and tenant.
+    - `recovered`: of each message of a lost lake its key, event time, due and closed_at (ms), and
+      tenant.
     - `progress`: its columns in order of batch, with NULL for a time that is null.
     """
 
@@ -272,7 +274,7 @@ class Partition:
     late: Sequence[Outcome]
     duplicates: Sequence[Outcome]
     late_rows: pa.Table
-    recovered: Sequence[tuple[str, int, int | None, int | None, str]]
+    recovered: Sequence[tuple[str, int, int, int, str]]
     progress: pa.Table
 
     @property
@@ -420,7 +422,7 @@ def _partition(evidence: Evidence, number: int, rows: dict[str | InputId, pa.Tab
         number,
         logs={tp: _log(evidence, tp, rows) for tp in tps},
         rows=[_closed(evidence, number, row) for row in every if evidence.is_own(row.batch)],
-        published=[r for r in every if r.valid and r.is_finished and not evidence.is_own(r.batch)],
+        published=[r for r in every if r.has_message and not evidence.is_own(r.batch)],
         corrections=list(_corrections(rows.get(tables.CORRECTIONS), evidence)),
         late=late,
         duplicates=duplicates,
@@ -439,9 +441,7 @@ def as_ended(evidence: Evidence, partition: int, outcome: Outcome) -> Outcome:
         return outcome
     if outcome.status in ("open", "waiting"):
         last = outcome.event_time if outcome.status == "waiting" else outcome.last
-        return outcome._replace(
-            status="reset", last=last, due=None, closed_at=None, position=None, says_closing=False
-        )
+        return outcome._replace(status="reset", last=last, due=None, closed_at=None, position=None)
     is_closed = outcome.status == "timed_out" and evidence.is_unpublished(partition, outcome.place)
     return outcome._replace(status="reset") if is_closed else outcome
 
@@ -704,12 +704,10 @@ def parts_by_source(rows: pa.Table, evidence: Evidence) -> list[list[list[tuple[
 
 def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
     """Yield rows of silver."""
-    closing_from = evidence.epochs.closing_from  # the first batch whose messages say `closed_at`
     by_source = parts_by_source(silver, evidence)
     rows = _tuples(silver, (*_COLUMNS[tables.SILVER], "refusal", "told"))
     for row, ids, *parts in zip(rows, _ids(silver), *by_source, strict=True):
         key, first, tenant, last, position, status, due, closed_at, batch, valid, reason = row[:-2]
-        says_closing = closed_at is not None and closing_from is not None and batch >= closing_from
         outcome = Outcome(
             key,
             "reset" if status == "timed_out" and reason == "reset" else status,
@@ -720,7 +718,6 @@ def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
             closed_at,
             tenant,
             position,
-            says_closing,
         )
         refusal, value = row[-2:]
         yield Row(outcome, batch, valid, reason, refusal, value, ids)

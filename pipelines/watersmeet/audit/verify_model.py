@@ -23,7 +23,7 @@ from watersmeet.audit.verify_evidence import (
     Partition,
     repeated,
 )
-from watersmeet.core.correction_model import PartitionCorrections
+from watersmeet.core.correction_model import CorrectionPlace, PartitionCorrections
 from watersmeet.core.inputs import InputId
 from watersmeet.core.model import (
     MIN_TIME,
@@ -46,10 +46,8 @@ PUBLISHED = "published before"
 Arrived = Mapping[InputId, list[tuple[int, Record]]]
 """Positions (ms) and records, by input."""
 
-Message = tuple[str, int, "int | None", "int | None", str]
-"""A message read back: its key, event time, due and closed_at (ms; None where it does not say
-them), and tenant.
-"""
+Message = tuple[str, int, int, int, str]
+"""A message read back: its key, event time, due and closed_at (ms), and tenant."""
 
 OpenParts = Mapping[tuple[str, str], Sequence[tuple[Any, ...]]]
 """Parts of open merge records (as in `Outcome`), by tenant and key."""
@@ -80,11 +78,12 @@ def expected(partition: Partition) -> Expected:
     """
     evidence = partition.evidence
     logs = {tp.input: log for tp, log in partition.logs.items()}
-    before = _open_before(partition)
-    parts_before = {part[:2]: part for parts in before.values() for part in parts}
+    opened = _open_before(partition)
+    parts_before = {part[:2]: part for parts in opened.values() for part in parts}
     clock_requests = _clock_requests(partition) if evidence.settings.merge.has_tenants else {}
     clocks = dict[int, int]()
-    corrected_before = evidence.generation.corrected_before.get(partition.number)
+    before = evidence.generation.corrected_before.get(partition.number)
+    corrected_before = None if before is None else CorrectionPlace._make(before)
     model: PartitionMerge | None = None
     corrections: PartitionCorrections | None = None
     for epoch, model in merged_through(
@@ -92,7 +91,7 @@ def expected(partition: Partition) -> Expected:
         partition.number,
         {tp.input: _arrivals(evidence, tp, log) for tp, log in partition.logs.items()},
         recovered=partition.recovered,
-        open_before=before,
+        open_before=opened,
         ids_before=_ids_before(partition),
         passed_over_before=evidence.since.get(partition.number),
     ):
@@ -231,7 +230,6 @@ def merged_through(
         if (clock := end.clocks.get(partition)) is None:
             continue
         merge = epoch.settings.merge
-        model.is_plain &= not merge.says_closing
         model.begin_epoch(merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms)
         for input_id, records in arrived.items():
             tp = TopicPartition(input_id, partition)
@@ -287,7 +285,6 @@ def outcomes(model: PartitionMerge) -> Iterator[Outcome]:
             model.rules.due(row.event_time, row.last_event_time) if is_open else row.due,
             None if is_open else row.closed_at,
             row.tenant,
-            says_closing=row.says_closing,
         )
 
 

@@ -1,98 +1,63 @@
-"""Check of a published sequence against its table, for the sink and for the topic of corrections.
+"""Check 6: the sink and the topic of corrections have the rows of their tables that have a message.
 
 Messages are in order, numbered without a gap, and have the content of their rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from watersmeet.audit.evidence import Evidence, read_table
+from watersmeet.audit.evidence import timestamp_of
 from watersmeet.audit.problems import Findings
-from watersmeet.audit.verify_evidence import Partition
-from watersmeet.core.correction_sequence import CorrectionTail
+from watersmeet.audit.verify_evidence import CorrectionRow, Partition, Row
 from watersmeet.core.inputs import InputId
-from watersmeet.core.sequence import FORGOTTEN, ID, SequenceTail
+from watersmeet.core.sequence import (
+    CORRECTED,
+    FORGOTTEN,
+    ID,
+    LATE,
+    MERGED,
+    VERSION,
+    Place,
+    Sequence,
+    message_id,
+)
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
-from watersmeet.lake import tables
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.published import last_tails
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
-
-Place: TypeAlias = tuple[Any, ...]
-"""The place of a message in the order of its sequence."""
-
-Content: TypeAlias = Mapping[str, Any]
-"""What a message has, by name: key, value, timestamp (ms), id, and further headers of its kind."""
 
 NOWHERE: Final[Place] = ()
 """A place before all others."""
 
+Content: TypeAlias = Mapping[str, Any]
+"""What a message has, by name: key, value, timestamp (ms), and headers as text."""
 
-class Message(NamedTuple):
-    """A message of a sequence.
-
-    - `event_time`: that of its merge record as it closed (ms).
-    - `subject`: the record that it is about, for a sentence.
-    """
-
-    seq: int
-    place: Place
-    event_time: int
-    subject: str
-    content: Content
-
-
-class RowMessage(NamedTuple):
-    """The message that a row of the table has.
-
-    - `content`: without what is not known.
-    - `parts`: the records that are in no other message, by input and offset.
-    """
-
-    subject: str
-    content: Content
-    parts: Set[tuple[InputId, int]]
-
-
-class SequenceRows(NamedTuple):
-    """The rows of a partition that have a message.
-
-    - `by_place`: those of all generations.
-    - `due`: those of the newest generation, one by place.
-    - `message_of`: the message of a row.
-    """
-
-    by_place: Mapping[Place, Sequence[Any]]
-    due: Mapping[Place, Any]
-    message_of: Callable[[Any], RowMessage]
+RowMessage: TypeAlias = tuple[Content, Set[tuple[InputId, int]]]
+"""What the message of a row has, and the records that are in no other, by input and offset."""
 
 
 class Kind(NamedTuple):
-    """The differences between the two sequences.
+    """A sequence, and what of its messages is compared beside their place.
 
-    - `table`: the table whose rows have the messages.
-    - `last_noted`: returns, by partition, the last message that was noted of a topic.
-    - `tails_of`: returns, by partition, the last message that was out when a generation began.
-    - `read`: reads a message from its headers and its content (key, value and timestamp). Raises
-      ValueError where it is none of the sequence.
-    - `foreign`, `unlike`, `unknown`, `missing`: what is found, for a sentence.
+    - `topic`: the topic, for a sentence.
+    - `headers`: the headers that are compared, by the names that they have in `Content`.
+    - `rows`: returns the rows that a partition has in the table, of all generations.
+    - `message_of`: returns the message of a row of a partition.
     - `fix`: how to repair the topic.
     """
 
-    table: str
-    last_noted: Callable[[TableReader, str], Mapping[int, SequenceTail | CorrectionTail]]
-    tails_of: Callable[[Generation], Mapping[int, SequenceTail | CorrectionTail]]
-    read: Callable[[Mapping[str, bytes], dict[str, Any]], Message]
-    foreign: str
-    unlike: str
-    unknown: str
-    missing: str
+    sequence: Sequence
+    topic: str
+    headers: Mapping[str, str]
+    rows: Callable[[Partition], Iterable[Row | CorrectionRow]]
+    message_of: Callable[[Any, int], RowMessage]
     fix: str
 
 
@@ -106,80 +71,49 @@ class TopicEnds(NamedTuple):
       again begins anew.
     """
 
+    kind: Kind
     topic: str
     bounds: Mapping[int, tuple[int, int]]
     noted: Mapping[int, int]
     name: str
 
 
-class Limits(NamedTuple):
-    """Limits up to which a topic is not checked.
+class Message(NamedTuple):
+    """A message of a sequence; `event_time` (ms) is that of its merge record as it closed."""
 
-    - `compared`: by partition, the place and number of the last message that a lost lake left.
-      Messages up to it are not compared with the table.
-    - `due`: by partition, the place up to which no row of the newest generation needs to be there.
-    - `forgotten`: the partition and timestamp (ms) of messages of merge records that the tables no
-      longer have, since their key was forgotten.
-    """
-
-    compared: Mapping[int, tuple[Place, int]]
-    due: Mapping[int, Place]
-    forgotten: Set[tuple[int, int]]
+    seq: int
+    place: Place
+    event_time: int
+    content: Content
 
 
 def read_ends(
-    kind: Kind, reader: TableReader, settings: Settings, topic: str, partitions: int
+    reader: TableReader, settings: Settings, kind: Kind, topic: str, partitions: int
 ) -> TopicEnds:
     """Return the ends of a sequence's topic, which exists, as they are now."""
     cluster = Cluster(settings.kafka)
     name = cluster.identified(topic)
-    noted = {p: tail.seq for p, tail in kind.last_noted(reader, name).items()}
-    return TopicEnds(topic, cluster.bounds(topic, partitions), noted, name)
+    noted = {p: tail.seq for p, tail in last_tails(reader, kind.sequence, name).items()}
+    return TopicEnds(kind, topic, cluster.bounds(topic, partitions), noted, name)
 
 
-def limits_of(kind: Kind, evidence: Evidence) -> Limits:
-    """Return which messages of a topic are not compared, and which rows need not be there.
-
-    The former came before the lake, the latter before the newest generation.
-    """
-    before = kind.tails_of(evidence.generations[0])
-    compared = {p: (tail.place, tail.seq) for p, tail in before.items()}
-    due = {p: tail.place for p, tail in kind.tails_of(evidence.generation).items()}
-    return Limits(compared, due, _read_forgotten(evidence))
-
-
-def _read_forgotten(evidence: Evidence) -> Set[tuple[int, int]]:
-    """Return the partition and timestamp (ms) of messages whose rows `forget` has erased."""
-    names = ["partition", "event_time"]
-    rows = read_table(evidence.reader, evidence.settings, tables.FORGOTTEN, names)
-    places = zip(*(rows[name].to_pylist() for name in names), strict=True)
-    return {(p, timestamp_of(time)) for p, time in places}
-
-
-def timestamp_of(event_time: int) -> int:
-    """Return the timestamp of a message of a merge record (ms): a time of 0 is none to Kafka."""
-    return max(1, event_time)
-
-
-def check_sequence(
-    partition: Partition,
-    kind: Kind,
-    ends: TopicEnds,
-    limits: Limits,
-    rows: SequenceRows,
-    findings: Findings,
-) -> None:
+def check_sequence(partition: Partition, ends: TopicEnds, findings: Findings) -> None:
     """Check one partition of a topic.
 
     - Numbers rise by one, and places rise.
-    - Each message is of a row of one of the generations, and no record is in two messages.
-    - No row of the newest generation is missing up to the last message.
+    - Each message is of a row of one of the generations, and no record is in two messages. Not
+      compared are messages that a lost lake left, and those of keys that were forgotten.
+    - No row of the newest generation is missing from where that began up to the last message.
 
     Under `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again.
     """
     first, end = ends.bounds.get(partition.number, (0, 0))
-    check = _SequenceCheck(partition, kind, ends, limits, rows, findings, seq=None if first else -1)
-    for offset, message in _messages(partition, kind, ends.topic, first, end):
+    rows = defaultdict[Place, list[Row | CorrectionRow]](list)
+    for row in ends.kind.rows(partition):
+        if row.has_message:
+            rows[row.place].append(row)
+    check = _SequenceCheck(partition, ends, rows, findings, seq=None if first else -1)
+    for offset, message in _messages(partition, ends, first, end):
         check.check_message(offset, message)
     check.check_missing()
 
@@ -188,15 +122,14 @@ def check_sequence(
 class _SequenceCheck:
     """Check of one partition, whose messages are given to it in order of offset.
 
+    - `rows`: those that have a message, by place.
     - `seq`: the last number; a partition from which nothing was deleted begins with 0.
     - `last`: the largest place so far, and `where` the last message, for a sentence.
     """
 
     partition: Partition
-    kind: Kind
     ends: TopicEnds
-    limits: Limits
-    rows: SequenceRows
+    rows: Mapping[Place, list[Row | CorrectionRow]]
     findings: Findings
     seq: int | None
     last: Place = NOWHERE
@@ -206,7 +139,10 @@ class _SequenceCheck:
     seen: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.delivery = self.partition.evidence.settings.publish.delivery
+        self.evidence = self.partition.evidence
+        self.delivery = self.evidence.settings.publish.delivery
+        self.kind = self.ends.kind
+        self.table = self.kind.sequence.table
         self.topic = f"{self.ends.topic}[{self.partition.number}]"
 
     def check_message(self, offset: int, message: Message | None) -> None:
@@ -214,15 +150,17 @@ class _SequenceCheck:
 
         None stands for a message that is none of the sequence.
         """
+        where = f"{self.topic}@{offset}"
         if message is None:
-            self.findings.add(self.kind.foreign, f"{self.topic}@{offset}", self.kind.fix)
+            what = f"not a message of Watersmeet: its headers are of no row of {self.table}"
+            self.findings.add(what, where, self.kind.fix)
             return
         if self.delivery == "at_least_once":
             identity = hash((message.seq, message.place, *message.content.values()))
             if identity in self.seen:
                 return
             self.seen.add(identity)
-        self.where = f"{self.topic}@{offset}: seq {message.seq}, {message.subject}"
+        self.where = f"{where}: seq {message.seq}, {_subject(message.content)}"
         self._check_order(message)
         if self._is_compared(message):
             self._check_content(message)
@@ -242,20 +180,22 @@ class _SequenceCheck:
     def _is_compared(self, message: Message) -> bool:
         """Return True where the table must have a row for a message."""
         p = self.partition.number
-        compared_place, compared_seq = self.limits.compared.get(p, (NOWHERE, -1))
-        if message.place <= compared_place and message.seq <= compared_seq:
+        lost = self.evidence.generations[0].tails_of(self.kind.sequence).get(p)
+        if lost is not None and message.place <= lost.place and message.seq <= lost.seq:
             return False
         # Rows are deleted by their last event time, which is no earlier.
-        floors = self.partition.evidence.retention_bounds.times
-        is_kept = message.event_time >= floors.get((self.kind.table, p), 0)
-        is_forgotten = (p, timestamp_of(message.event_time)) in self.limits.forgotten
-        return message.place in self.rows.by_place or (is_kept and not is_forgotten)
+        floor = self.evidence.retention_bounds.times.get((self.table, p), 0)
+        is_forgotten = (p, timestamp_of(message.event_time)) in self.evidence.forgotten
+        return message.place in self.rows or (message.event_time >= floor and not is_forgotten)
 
     def _check_content(self, message: Message) -> None:
-        problems: list[tuple[str | None, Set[tuple[InputId, int]]]] = [
-            (_unlike(message, row, self.kind), row.parts)
-            for row in map(self.rows.message_of, self.rows.by_place.get(message.place, ()))
-        ] or [(self.kind.unknown, set())]
+        if message.place not in self.rows:
+            place = self.kind.sequence.values(message.place).items()
+            text = ", ".join(f"{name} {value!r}" for name, value in place if value != "")
+            self._add(f"no row of {self.table} has this message: {text}")
+            return
+        rows = map(self._message_of, self.rows[message.place])
+        problems = [(self._unlike(message, content), parts) for content, parts in rows]
         problem, parts = min(problems, key=lambda each: each[0] is not None)
         if problem:
             self._add(problem)
@@ -263,7 +203,7 @@ class _SequenceCheck:
         repeated = sorted(self.parts & parts) if message.place > self.last else []
         if repeated:
             input_id, offset = repeated[0]
-            name = self.partition.evidence.settings.input_names[input_id]
+            name = self.evidence.settings.input_names[input_id]
             self._add(f"the record {name}@{offset} is in an earlier message, too")
         self.parts |= parts
 
@@ -277,11 +217,26 @@ class _SequenceCheck:
             self._add(f"the last message has seq {self.seq}, and {noted_seq} was published")
         # Else retention has deleted messages.
         begin = NOWHERE if self.ends.bounds[p][0] == 0 else min(self.places)
-        since = max(begin, self.limits.due.get(p, NOWHERE))
-        for place in sorted(self.rows.due.keys() - self.places):
-            if since < place < self.last:
-                where = f"{self.topic}: {self.rows.message_of(self.rows.due[place]).subject}"
-                self.findings.add(self.kind.missing, where, self.kind.fix)
+        tail = self.evidence.generation.tails_of(self.kind.sequence).get(p)
+        since = begin if tail is None else max(begin, tail.place)
+        for place in sorted(self.rows.keys() - self.places):
+            own = [row for row in self.rows[place] if self.evidence.is_own(row.batch)]
+            if own and since < place < self.last:
+                content, _ = self._message_of(own[-1])
+                what = f"a row of {self.table} is missing in the {self.kind.topic}"
+                where = f"{self.topic}: {_subject(content)}"
+                self.findings.add(f"{what}, which has later ones", where, self.kind.fix)
+
+    def _message_of(self, row: Row | CorrectionRow) -> RowMessage:
+        return self.kind.message_of(row, self.partition.number)
+
+    def _unlike(self, message: Message, content: Content) -> str | None:
+        """Return what of a message is not as a row has it; None where all is."""
+        differing = [name for name, right in content.items() if message.content.get(name) != right]
+        if not differing:
+            return None
+        differ = "differs" if len(differing) == 1 else "differ"
+        return f"{' and '.join(differing)} {differ} from the row of {self.table}"
 
     def _add(self, what: str) -> None:
         """Report a problem of the last message."""
@@ -289,13 +244,15 @@ class _SequenceCheck:
 
 
 def _messages(
-    partition: Partition, kind: Kind, topic: str, first: int, end: int
+    partition: Partition, ends: TopicEnds, first: int, end: int
 ) -> Iterator[tuple[int, Message | None]]:
     """Yield the messages of a partition in order of offset; None for one that is none of the
     sequence.
     """
-    kafka = partition.evidence.settings.kafka
-    for batch in read_range(kafka, Range(topic, partition.number, first, end)):
+    evidence = partition.evidence
+    timeout_ms = evidence.epochs[0].settings.merge.window.gap_ms
+    topic_range = Range(ends.topic, partition.number, first, end)
+    for batch in read_range(evidence.settings.kafka, topic_range):
         times = batch["kafka_timestamp"].cast(pa.int64()).to_pylist()
         columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
         for time, offset, key, value, headers in zip(times, *columns, strict=True):
@@ -304,18 +261,69 @@ def _messages(
             }
             if FORGOTTEN in own_headers:  # a tombstone is no part of the sequence
                 continue
-            record_id = own_headers.get(ID, b"").decode(errors="replace")
-            content = {"key": key, "value": value, "timestamp": time // 1000, "id": record_id}
             try:
-                message = kind.read(own_headers, content)
+                tail = ends.kind.sequence.parse(own_headers, timeout_ms)
             except ValueError:
-                message = None
-            yield offset, message
+                yield offset, None
+                continue
+            timestamp = time // 1000
+            content = {"key": key, "value": value, "timestamp": timestamp}
+            for name, header in ends.kind.headers.items():
+                content[name] = own_headers.get(header, b"").decode(errors="replace")
+            event_time = tail.event_time
+            if event_time is None:  # nothing but the timestamp says it
+                event_time = 0 if timestamp == timestamp_of(0) else timestamp
+            yield offset, Message(tail.seq, tail.place, event_time, content)
 
 
-def _unlike(message: Message, row: RowMessage, kind: Kind) -> str | None:
-    """Return what of a message is not as a row has it; None where all is."""
-    differing = [name for name, right in row.content.items() if message.content.get(name) != right]
-    if not differing:
-        return None
-    return f"{' and '.join(differing)} differ{'s' * (len(differing) == 1)} from {kind.unlike}"
+def _subject(content: Content) -> str:
+    """Return what a message is about, for a sentence."""
+    version = f"version {content['version']} of " if "version" in content else ""
+    return f"{version}{content['id']!r}"
+
+
+# -- the two kinds
+
+
+def _of_merge_record(row: Row, partition: int) -> RowMessage:
+    outcome = row.outcome
+    content = {
+        "key": row.key.encode(),
+        "value": row.value,
+        "timestamp": timestamp_of(outcome.event_time),
+        "id": message_id(partition, outcome.event_time, row.key, row.tenant),
+    }
+    return content, {part[:2] for part in outcome.parts}
+
+
+def _of_correction(row: CorrectionRow, partition: int) -> RowMessage:
+    columns = row.columns
+    (source, topic), offset = row.late
+    content = {
+        "key": row.key.encode(),
+        "value": row.value if columns["valid"] else None,
+        "timestamp": timestamp_of(columns["event_time"]),
+        "id": columns["id"],
+        "version": str(columns["version"]),
+        "late": f"{source}/{topic}/{partition}/{offset}",
+    }
+    # A jump back merges the late record of one that is not valid again.
+    return content, {row.late} if columns["valid"] else set()
+
+
+SINK: Final = Kind(
+    MERGED,
+    "sink",
+    {"id": ID},
+    lambda partition: (*partition.rows, *partition.published),
+    _of_merge_record,
+    "name a new topic in publish.topic: gold fills it from silver",
+)
+CORRECTIONS: Final = Kind(
+    CORRECTED,
+    "topic of corrections",
+    {"id": ID, "version": VERSION, "late": LATE},
+    lambda partition: partition.corrections,
+    _of_correction,
+    "delete the topic: gold fills a new one from the table corrections",
+)

@@ -295,7 +295,7 @@ def check_rows(
     has_ended = evidence.following is not None
     counts: Counter[tuple[Any, ...]] = Counter()
     for i, row in enumerate(partition.rows):
-        key, status, time, last, *_, tenant, position, _ = row.outcome
+        key, status, time, last, *_, tenant, position = row.outcome
         epoch, now = partition.deciding_epoch(row)
         clock = clocks.get(i, now)
         if status == "waiting":
@@ -315,7 +315,7 @@ def check_rows(
             clock_name = "the clock" if tenant == NO_TENANT else "its tenant's clock"
             state = f"{status.replace('_', ' ')} although {clock_name} is {clock}"
             findings.add(f"the row is {state}, and it {what}", place(p, key, time, tenant))
-        is_closed = has_ended and evidence.is_unpublished(p, row.outcome.place)
+        is_closed = as_ended(evidence, p, row.outcome).status == "reset"
         right = validator.right(row, is_closed=is_closed)
         actual = row.valid, row.invalid_reason
         if actual != right:
@@ -473,7 +473,6 @@ def check_model(
     """
     evidence = partition.evidence
     names = evidence.settings.input_names
-    has_closing = evidence.epochs.closing_from is not None
 
     def compared(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
         """Yield the outcomes that the check is about, as they would be at its end."""
@@ -488,11 +487,7 @@ def check_model(
     for (key, tenant), *sides in different(
         actual, right, lambda outcome: (outcome.key, outcome.tenant)
     ):
-        tables_have, model_has = (
-            _described(side, names, with_closing=has_closing) for side in sides
-        )
-        if tables_have == model_has:
-            tables_have, model_has = (_described(side, names, with_closing=True) for side in sides)
+        tables_have, model_has = (_described(side, names) for side in sides)
         time = min(outcome.event_time for side in sides for outcome in side)
         findings.add(
             f"the tables have {tables_have}, and the merge model {model_has}",
@@ -500,11 +495,7 @@ def check_model(
         )
 
 
-def _described(side: Sequence[Outcome], names: Mapping[InputId, str], *, with_closing: bool) -> str:
-    """Return the first outcomes of a side for a sentence; `names`: those of the inputs.
-
-    Where no message says when its merge record was closed, `with_closing` is False unless nothing
-    else differs.
-    """
-    texts = (outcome.described(names, with_closing=with_closing) for outcome in sorted(side)[:3])
+def _described(side: Sequence[Outcome], names: Mapping[InputId, str]) -> str:
+    """Return the first outcomes of a side for a sentence; `names`: those of the inputs."""
+    texts = (outcome.described(names) for outcome in sorted(side)[:3])
     return "; ".join(texts) or "nothing"

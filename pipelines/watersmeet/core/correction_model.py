@@ -9,11 +9,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from watersmeet.core.correction_sequence import MAX_VERSIONS, CorrectionPlace
 from watersmeet.core.inputs import InputId
 from watersmeet.core.model import DuplicateRecord, LateRecord, MergeRecord, Part, PartitionMerge
+
+MAX_VERSIONS: Final = 1000
+"""Default maximum number of versions of a merge record, beyond which late records are late alone:
+each version has all parts, so that their size grows with the square of their number."""
+
+
+class CorrectionPlace(NamedTuple):
+    """The place of a correction in the order of its partition; times in ms, texts as UTF-8.
+
+    Source, topic and offset are those of the late record.
+    """
+
+    settled_at: int
+    tenant: bytes
+    u: int
+    source: bytes
+    topic: bytes
+    offset: int
 
 
 @dataclass

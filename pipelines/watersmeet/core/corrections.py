@@ -27,13 +27,6 @@ from watersmeet.core.columns import (
     time_column,
     times_ms,
 )
-from watersmeet.core.correction_sequence import (
-    ORDER,
-    TOO_MANY,
-    CorrectionPlace,
-    is_up_to,
-    late_born_id,
-)
 from watersmeet.core.inputs import InputId
 from watersmeet.core.merge import (
     Batch,
@@ -47,7 +40,7 @@ from watersmeet.core.plan import Rules
 from watersmeet.core.positions import Positioned
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS, Numbers, joined
-from watersmeet.core.sequence import message_id
+from watersmeet.core.sequence import CORRECTED, TOO_MANY, Place, late_born_id, message_id
 from watersmeet.core.types import schema_of
 
 _NAMED: Final = schema_of(
@@ -139,7 +132,7 @@ def settled(
     rows = past.filter(pa.array(is_settled))
     settled_at = settled_at[is_settled]
     ordered = Settled(rows, settled_at).ordered()
-    order = pc.sort_indices(ordered, [(name, "ascending") for name in ORDER])
+    order = pc.sort_indices(ordered, [(name, "ascending") for name in CORRECTED.order])
     return Settled(rows.take(order), settled_at[int64s(order)])
 
 
@@ -228,7 +221,7 @@ def correct(
     corrected: pa.Table,
     batch: Batch,
     *,
-    corrected_before: Mapping[int, CorrectionPlace] = MappingProxyType({}),
+    corrected_before: Mapping[int, Place] = MappingProxyType({}),
 ) -> Made:
     """Return what settled late records make.
 
@@ -243,8 +236,8 @@ def correct(
     Of corrections, `valid` and `invalid_reason` are null, and `has_message` is True where the merge
     record, or an earlier version, was valid.
     """
-    corrected = corrected.filter(pa.array(~is_up_to(corrected, corrected_before)))
-    is_out = is_up_to(late.ordered(), corrected_before)
+    corrected = corrected.filter(pa.array(~CORRECTED.is_up_to(corrected, corrected_before)))
+    is_out = CORRECTED.is_up_to(late.ordered(), corrected_before)
     before = _together(closed, corrected, batch)
     candidates = _candidates(closed, corrected, before)
     made: list[_Corrected] = []

@@ -370,22 +370,18 @@ def _on_time(records: pa.Table, batch: Batch, clocks: Clocks, recovered: pa.Tabl
     )
     if not recovered.num_rows:
         return on_time
-    return on_time.where(~is_published(on_time, recovered, batch.rules))
+    return on_time.where(~is_published(on_time, recovered))
 
 
-def is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Booleans:
+def is_published(records: Positioned, recovered: pa.Table) -> Booleans:
     """Return True for each record that the sink already holds.
 
     That is so where a message of its key was read back that holds records up to its position. The
     latest message of a key decides: where it does not hold the record, no earlier one does.
     """
     record_keys, message_keys, count = _keys(records.rows, recovered)
-    due = times_ms(recovered["due"])
-    held_until = np.where(
-        due == NULL_TIME, times_ms(recovered["event_time"]) + rules.window.gap_ms, due
-    )
     latest = np.full(count, NULL_TIME)
-    np.maximum.at(latest, message_keys, held_until)
+    np.maximum.at(latest, message_keys, times_ms(recovered["due"]))
     return np.asarray(records.positions <= latest[record_keys], np.bool_)
 
 

@@ -1,58 +1,25 @@
-"""Messages of the sink: keys, values, headers and timestamps, made of finished rows of silver.
-
-The rows come in the order of publication.
-"""
+"""Values of messages, made of finished rows of silver, and how many bytes a message takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Booleans, Int64s, lengths, one_chunk, times_ms
-from watersmeet.core.sequence import (
-    CLOSED_AT,
-    DUE,
-    ID,
-    NUMBERED,
-    PLAIN,
-    SEQ,
-    TENANT,
-    MessageTime,
-    SequenceTail,
-    SortKey,
-    message_id,
-)
-from watersmeet.core.types import HEADERS, NO_TENANT
+from watersmeet.core.columns import Booleans, Int64s, lengths
+from watersmeet.core.inputs import InputId
+from watersmeet.core.types import NO_TENANT
 from watersmeet.core.values import concatenated, joined, json_texts, largest_sizes, sizes, sums
-
-MESSAGES: Final = pa.schema(
-    [
-        *NUMBERED,
-        ("event_time", pa.int64()),
-        ("due", pa.int64()),
-        ("closed_at", pa.int64()),
-        ("tenant", pa.string()),
-    ]
-)
-"""Schema of the messages; times are in ms since the epoch.
-
-`due` and `closed_at` are null for a message that
-does not say them; `tenant` is empty without tenants.
-"""
-
-SAYS_CLOSING: Final = "_says_closing"
-"""A column of finished rows: true where the message says when its merge record was closed.
-
-It does with tenants and with a window by gap, and wherever there was either before. No source can
-have the column's name.
-"""
 
 HEADER_BYTES: Final = 200
 """Maximum bytes of a message's headers beside a key and a tenant: names, numbers and times."""
+
+_CORRECTION_BYTES: Final = 400
+"""Maximum bytes of a correction's headers beside those, except for its inputs' names: further
+names, numbers and times."""
 
 _N = TypeVar("_N", int, Any)
 _ROWS = 4_096
@@ -103,6 +70,14 @@ def message_bytes(value: _N, key: _N, tenant: _N) -> _N:
     return value + 2 * key + 4 * tenant + HEADER_BYTES
 
 
+def correction_header_bytes(inputs: Iterable[InputId]) -> int:
+    """Return the maximum bytes of a correction's headers beside those of `message_bytes`.
+
+    They name the late record, of one of these inputs, and an id may do so, too.
+    """
+    return _CORRECTION_BYTES + 2 * max(len(source) + len(topic) for source, topic in inputs)
+
+
 def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.BooleanArray:
     """Return True for each row whose message takes more than `max_bytes` bytes.
 
@@ -122,73 +97,6 @@ def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.Boolea
                 )
         flags.append(exceeding)
     return pa.array(np.concatenate(flags))
-
-
-def messages(
-    rows: pa.Table,
-    values: pa.Array | pa.ChunkedArray,
-    tail: SequenceTail | None,
-    extra_headers: Mapping[MessageTime, Sequence[tuple[str, bytes]]],
-) -> pa.Table:
-    """Return the messages that a partition's sink lacks, numbered on from its tail (`MESSAGES`).
-
-    `rows` are finished rows of one partition in the order of publication, with silver's columns
-    partition, merge_key, event_time, due, closed_at and tenant, and with `SAYS_CLOSING`. `values`
-    (string or binary, null for none) are the values of their messages.
-
-    A row at or before the tail is already in the sink and is skipped. So a repeated call returns
-    the rest, and nothing twice.
-
-    Each message has as headers its number and its id, then closed_at and due where it says them,
-    the tenant where it is not empty, and those that `extra_headers` has for its time. An event
-    time of 0 is sent as the timestamp 1, since 0 means none to Kafka.
-
-    Raise ValueError where the rows are not strictly in order, or belong to several partitions.
-    """
-    if len(partitions := pc.unique(rows["partition"])) > 1:
-        raise ValueError(f"messages are numbered by partition, not for {len(partitions)} at once")
-    places = _Places.of(rows)
-    places.check_order()
-    if tail is not None:
-        is_new = places.is_after(_Places.at(tail.place))
-        rows = rows.filter(pa.array(is_new))
-        values = values.filter(pa.array(is_new))
-        places = places.where(is_new)
-    first = 0 if tail is None else tail.seq + 1
-    seqs = range(first, first + rows.num_rows)
-    times = times_ms(rows["event_time"])
-    is_plain = places.closed_at == PLAIN
-    columns = [
-        rows["partition"].cast(pa.int32()),
-        places.keys.cast(pa.binary()),
-        values.cast(pa.large_binary()),
-        pa.array(np.maximum(times, 1)),
-        _headers(partitions, times, places, seqs, extra_headers),
-        pa.array(seqs, pa.int64()),
-        pa.array(times),
-        pa.array(places.times, mask=is_plain),
-        pa.array(places.closed_at, mask=is_plain),
-        places.tenants.cast(pa.string()),
-    ]
-    return pa.Table.from_arrays(columns, schema=MESSAGES)
-
-
-def in_message_order(rows: pa.Table) -> pa.Table:
-    """Return finished rows of silver, with `SAYS_CLOSING`, in the order of their messages.
-
-    That is the order of `sequence.SortKey`; texts are compared as UTF-8 bytes.
-    """
-    says_closing = rows[SAYS_CLOSING]
-    times = {
-        "_message_time": pc.if_else(says_closing, rows["closed_at"], rows["event_time"]),
-        "_message_due": pc.if_else(says_closing, rows["due"], rows["event_time"]),
-    }
-    timed = rows
-    for name, column in times.items():
-        timed = timed.append_column(name, column)
-    keys = [SAYS_CLOSING, "_message_time", "tenant", "_message_due", "merge_key"]
-    order = pc.sort_indices(timed, [(name, "ascending") for name in keys])
-    return rows.take(order)
 
 
 # -- values
@@ -255,115 +163,3 @@ def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> Int64s:
         commas = np.maximum(np.asarray(pc.list_value_length(parts).to_numpy(), np.int64) - 1, 0)
         largest += len(f',"{source}":[]') + commas + sums(parts, value_sizes)
     return largest
-
-
-# -- the sequence
-
-
-class _Places(NamedTuple):
-    """Places in the order of publication as messages say them (`sequence.SortKey`), by row.
-
-    They order rows as their own columns do.
-    """
-
-    closed_at: Int64s
-    tenants: Any
-    times: Int64s
-    keys: Any
-
-    @classmethod
-    def of(cls, rows: pa.Table) -> _Places:
-        """Return the places of rows of silver."""
-        says_closing = _flags(rows[SAYS_CLOSING])
-        times = np.where(says_closing, times_ms(rows["due"]), times_ms(rows["event_time"]))
-        closed_at = np.where(says_closing, times_ms(rows["closed_at"]), PLAIN)
-        return cls(closed_at, _texts(rows["tenant"]), times, _texts(rows["merge_key"]))
-
-    @classmethod
-    def at(cls, place: SortKey) -> _Places:
-        """Return one place that all rows can be compared with."""
-        tenant, key = (pa.scalar(text, pa.large_binary()) for text in (place.tenant, place.key))
-        return cls(np.array(place.closed_at), tenant, np.array(place.time), key)
-
-    def where(self, keep: Booleans) -> _Places:
-        """Return only the places to keep."""
-        tenants, keys = (texts.filter(pa.array(keep)) for texts in (self.tenants, self.keys))
-        return _Places(self.closed_at[keep], tenants, self.times[keep], keys)
-
-    def is_after(self, other: _Places) -> Booleans:
-        """Return True, row by row, where a place sorts after the other one.
-
-        Texts are compared as UTF-8 bytes.
-        """
-        is_after = _flags(pc.greater(self.keys, other.keys))
-        is_after = (self.times > other.times) | ((self.times == other.times) & is_after)
-        is_equal = _flags(pc.equal(self.tenants, other.tenants))
-        is_after = _flags(pc.greater(self.tenants, other.tenants)) | (is_equal & is_after)
-        is_after = (self.closed_at > other.closed_at) | (
-            (self.closed_at == other.closed_at) & is_after
-        )
-        return np.asarray(is_after, np.bool_)
-
-    def check_order(self) -> None:
-        """Raise ValueError where a row does not sort strictly after the one before it.
-
-        What is published cannot be put in order later.
-        """
-        if len(self.times) < 2:
-            return
-        behind, before = (self._at(rows) for rows in (slice(1, None), slice(None, -1)))
-        after = behind.is_after(before)
-        if not after.all():
-            row = int(np.argmin(after)) + 1
-            raise ValueError(
-                f"{self.keys[row].as_py().decode()!r} at {self.times[row]} comes after a record "
-                "that sorts behind it"
-            )
-
-    def _at(self, rows: slice) -> _Places:
-        return _Places(self.closed_at[rows], self.tenants[rows], self.times[rows], self.keys[rows])
-
-
-def _texts(column: pa.ChunkedArray) -> pa.Array:
-    """Return texts as UTF-8 bytes."""
-    return one_chunk(column.cast(pa.large_binary()))
-
-
-def _flags(column: pa.Array) -> Booleans:
-    return np.asarray(column.to_numpy(zero_copy_only=False), np.bool_)
-
-
-def _headers(
-    partitions: pa.Array,
-    times: Int64s,
-    places: _Places,
-    seqs: range,
-    extra: Mapping[MessageTime, Sequence[tuple[str, bytes]]],
-) -> pa.ListArray:
-    partition = partitions[0].as_py() if len(partitions) else 0
-    headers: list[tuple[str, bytes]] = []
-    offsets = [0]
-    tenants = places.tenants.to_pylist()
-    closings = zip(places.closed_at.tolist(), places.times.tolist(), tenants, strict=True)
-    for seq, time, key, (closed_at, due, tenant) in zip(
-        seqs, times.tolist(), places.keys.to_pylist(), closings, strict=True
-    ):
-        headers += [
-            (SEQ, b"%d" % seq),
-            (ID, message_id(partition, time, key.decode(), tenant.decode()).encode()),
-        ]
-        says_closing = closed_at != PLAIN
-        if says_closing:
-            headers += [(CLOSED_AT, b"%d" % closed_at), (DUE, b"%d" % due)]
-        headers += [(TENANT, tenant)] if tenant else []
-        at = MessageTime(closed_at if says_closing else time, says_closing)
-        headers += extra.get(at, ())
-        offsets.append(len(headers))
-    columns = [
-        pa.array([name for name, _ in headers], pa.string()),
-        pa.array([content for _, content in headers], pa.binary()),
-    ]
-    return pa.ListArray.from_arrays(
-        pa.array(offsets, pa.int32()),
-        pa.StructArray.from_arrays(columns, fields=list(HEADERS.value_type)),
-    )

@@ -46,14 +46,6 @@ class MergeRules:
         """The sources in the order of their columns."""
         return tuple(dict.fromkeys(input_id.source for input_id in self.inputs))
 
-    @property
-    def is_plain(self) -> bool:
-        """True where there is neither a window by gap nor a tenant.
-
-        Merge records then close in order of event time.
-        """
-        return self.max_ms is None and self.lag_ms is None
-
     def closing(self) -> tuple[int, int, int]:
         """Return what decides when merge records close: the gap, the maximum and the lag in ms."""
         max_ms = self.gap_ms if self.max_ms is None else self.max_ms
@@ -133,12 +125,12 @@ class DuplicateRecord(NamedTuple):
 class PublishedRecord(NamedTuple):
     """A message of the sink that the merge must know again.
 
-    It has the event time and the tenant, and `due` and `closed_at` where the message says them.
+    `due` is the last moment at which it could be joined, `closed_at` the clock that closed it.
     """
 
     event_time: int
-    due: int | None = None
-    closed_at: int | None = None
+    due: int
+    closed_at: int
     tenant: str = NO_TENANT
 
 
@@ -146,9 +138,8 @@ class PublishedRecord(NamedTuple):
 class MergeRecord:
     """Everything merged for one key of a tenant while it was open, by source.
 
-    `due`, `closed_at` and `says_closing` are set when it times out. They are the last moment at
-    which it could be joined, the first clock at which that moment was over, and True where its
-    message says both: unless all rules have been plain.
+    `due` and `closed_at` are set when it times out. They are the last moment at which it could be
+    joined, and the first clock at which that moment was over.
     """
 
     key: str
@@ -158,7 +149,6 @@ class MergeRecord:
     tenant: str = NO_TENANT
     due: int = MIN_TIME
     closed_at: int = MIN_TIME
-    says_closing: bool = False
     ids: dict[tuple[InputId, str], int] = field(default_factory=dict)
     """The offset of the part with an id, by input and id."""
 
@@ -193,11 +183,8 @@ class MergeRecord:
     def place(self) -> tuple[int, bytes, int, bytes]:
         """Return the place in the order of publication: closed at, tenant, due, key.
 
-        Where the message does not say when it was closed: event time, key, before all that say it.
         Texts are compared as UTF-8 bytes.
         """
-        if not self.says_closing:
-            return MIN_TIME, b"", self.event_time, self.key.encode()
         return self.closed_at, self.tenant.encode(), self.due, self.key.encode()
 
 
@@ -243,6 +230,8 @@ class SourceState:
     """Running maximum of the heartbeats that count for all tenants."""
     own: dict[str, RunningMax] = field(default_factory=lambda: defaultdict(RunningMax))
     """Running maxima of each tenant's own records and heartbeats."""
+    kept: RunningMax = field(default_factory=RunningMax)
+    """What every tenant had at least when the lag changed, which counts for all tenants."""
 
     def arrive(self, record: Record) -> None:
         """Add a record, whose position is the largest event time of its topic-partition so far."""
@@ -284,7 +273,7 @@ class SourceState:
         Its own records and heartbeats count, and the heartbeats for all tenants.
         """
         own = self.own[tenant].last() if tenant in self.own else MIN_TIME
-        return max(own, self.whole.last(), self.every.last() - lag)
+        return max(own, self.whole.last(), self.kept.last(), self.every.last() - lag)
 
     def position_at_cut(self, tenant: str | None, clock: int, lag: int) -> int:
         """Return a tenant's position at the end of the cut at a clock.
@@ -292,7 +281,8 @@ class SourceState:
         The cut ends with the first record that has come to the clock.
         """
         own = self.own[tenant].at_cut(clock) if tenant in self.own else MIN_TIME
-        return max(own, self.whole.at_cut(clock), self.every.at_cut(clock) - lag)
+        of_all = max(self.whole.at_cut(clock), self.kept.at_cut(clock))
+        return max(own, of_all, self.every.at_cut(clock) - lag)
 
     def before_passing(self, tenant: str, time: int, lag: int) -> float:
         """Return the position just before the record that took a tenant's position past a time.
@@ -300,12 +290,13 @@ class SourceState:
         It is infinite where no record has yet.
         """
         own = self.own[tenant].before_passing(time) if tenant in self.own else float("inf")
-        return min(own, self.whole.before_passing(time), self.every.before_passing(time + lag))
+        of_all = min(self.whole.before_passing(time), self.kept.before_passing(time))
+        return min(own, of_all, self.every.before_passing(time + lag))
 
     def keep_behind(self, lag: int) -> None:
         """Keep the lower bound of every tenant's position under `lag`, before the lag changes."""
         if self.every.values:
-            self.whole.add(self.every.last() - lag, self.every.befores[-1])
+            self.kept.add(self.every.last() - lag, self.every.befores[-1])
 
 
 @dataclass
@@ -338,8 +329,6 @@ class PartitionMerge:
     """Where this epoch started; what times out in the epoch is closed later."""
     ended: tuple[MergeRules, int] | None = None
     """The rules of the last epoch before this one that merged anything, and its start."""
-    is_plain: bool = True
-    """True where the rules of this epoch and of all earlier ones are plain."""
     has_advanced: bool = False
     """True once this epoch has processed anything; otherwise it leaves no trace in the horizon."""
     recovered: Mapping[str, Sequence[PublishedRecord]] = field(default_factory=dict)
@@ -367,9 +356,6 @@ class PartitionMerge:
         for record in records:
             self.states.setdefault(record.input, SourceState()).arrive(record)
 
-    def __post_init__(self) -> None:
-        self.is_plain = self.rules.is_plain
-
     def begin_epoch(
         self, gap_ms: int, max_ms: int | None = None, lag_ms: int | None = None
     ) -> None:
@@ -391,7 +377,6 @@ class PartitionMerge:
             rules_before, start_before = self.ended
             is_same = rules_before.closing() == self.rules.closing()
             self.epoch_start = start_before if is_same else max(self.clock, start_before + 1)
-        self.is_plain &= self.rules.is_plain
         self.has_advanced = False
 
     def advance(self) -> None:
@@ -480,7 +465,7 @@ class PartitionMerge:
         key = record.key or ""
         tenant = _tenant(record)
         messages = [message for message in self.recovered.get(key, ()) if message.tenant == tenant]
-        if any(self._is_held(position, message) for message in messages):
+        if any(position <= message.due for message in messages):
             # A part of that message, or of an earlier one of its key.
             self.already_published.append(record)
             return
@@ -496,22 +481,12 @@ class PartitionMerge:
         if of_offset is not None:
             self.duplicates.append(DuplicateRecord(record, of_offset))
 
-    def _is_held(self, position: int, message: PublishedRecord) -> bool:
-        """Return True where a message that was read back holds its key's record at a position.
-
-        An earlier message of the key may hold it instead.
-        """
-        return position <= (
-            message.event_time + self.rules.gap_ms if message.due is None else message.due
-        )
-
     def _due(self, row: MergeRecord) -> int:
         return self.rules.due(row.event_time, row.last_event_time)
 
     def _time_out(self, row: MergeRecord) -> None:
         row.due = self._due(row)
         row.closed_at = int(self.first_clock_past(row.tenant, row.due))
-        row.says_closing = not self.is_plain
         self.timed_out.append(self.open.pop((row.tenant, row.key)))
 
     @property

@@ -1,20 +1,21 @@
 """Recovery of a lost lake from the sink alone: what messages must say for it, and how it is read.
 
-Let M be the last message that says from which offsets to begin, and E its event time. T is the
-timeout.
+Let M be the last message that says from which offsets to begin, and C the clock that closed it. No
+merge record stayed open for longer than L: the timeout, or the longest window, and with tenants the
+lag by which a tenant's clock may be behind.
 
-*From where to read again.* Whatever sorts after M has all of its parts at positions >= E. So
-nothing before the first offset at such a position is needed, and that offset's record (or the
-decision before it) sets its position itself.
+*From where to read again.* What sorts after M is closed at C or later. So it has no part before
+X = C - 1 - L: with a timeout, M's event time. Nothing before the first offset at such a position is
+needed, and that offset's record (or the decision before it) sets its position itself.
 
-*Which messages to read back.* A part at a position w >= E of a record that is already published,
-with event time e, has w <= e + T. So e >= E - T, and messages so far back are enough to know the
-part by. Conversely, an on-time record of that key with w <= e + T was merged into that record, or
-into an earlier one of its key, which sorts before it and is published as well.
+*Which messages to read back.* A message that was closed at c holds what came up to c - 1 of its
+key, and nothing later. So the messages with c > X are enough to know all published parts from X on
+by. Conversely, an on-time record of such a key before c was merged into that message, or into an
+earlier one of its key, which is published as well.
 
 *Why not to begin earlier.* It would do harm. Some parts of a record that is published, but not read
-back, would be merged anew and take later ones in. So E must be the event time of the very message
-that has the header, not that of another one of its batch.
+back, would be merged anew and take later ones in. So C must be that of the very message that has
+the header, not that of another one of its batch.
 
 *Which messages have the header.* A message without it used the same idle decisions as the last
 message before it that has it. So the last message of a transaction is enough. Where a batch may be
@@ -22,16 +23,11 @@ published in part (`at_least_once`), the first message must have it as well. Oth
 that timed out on a decision which the sink does not know would be published without the parts that
 it now waits for.
 
-*With a window by gap*, M says when it was closed, C, and no merge record stayed open for longer
-than L. What sorts after M is closed at C or later. So it has no part before X = C - 1 - L, which
-takes the place of E. A message that was closed at c holds what came up to c - 1 of its key, and
-nothing later. So the messages with c > X are read back.
-
-*With tenants*, whose clocks are up to a lag behind, X is earlier by that lag. A tenant's position
-may come out too low only before X. So a record at such a position is passed over: it is published,
-was late or was refused. When a merge record was closed depends on the position just before the
-record, or the decision, that took its tenant's position past `due` there. So of the decisions after
-one offset, the message has each that may have closed something from M on (`idle_header`).
+*With tenants* a tenant's position may come out too low, but only before X. So a record at such a
+position is passed over: it is published, was late or was refused. When a merge record was closed
+depends on the position just before the record, or the decision, that took its tenant's position
+past `due` there. So of the decisions after one offset, the message has each that may have closed
+something from M on (`HeaderDecisions`).
 
 *One set of rules.* All that holds under one set of rules. M says by which rules everything from
 these offsets on was read and merged (`RULES`). A lake that is recovered must have these rules, and
@@ -58,8 +54,8 @@ from watersmeet.core.sequence import (
     MIN_OFFSETS,
     NO_RECOVERY,
     RULES,
-    SortKey,
-    place_of,
+    Place,
+    Tail,
 )
 from watersmeet.core.window import Window
 
@@ -104,25 +100,6 @@ class CloseTimeRange(NamedTuple):
         return min(max(position, self.first - 2), self.last)
 
 
-class ReadBack(NamedTuple):
-    """A message of the sink, as far as the merge must know it again; times in ms.
-
-    `due` and `closed_at` are None where the message does not say them. `tenant` is empty without
-    tenants.
-    """
-
-    event_time: int
-    key: str
-    due: int | None = None
-    closed_at: int | None = None
-    tenant: str = ""
-
-    @property
-    def place(self) -> SortKey:
-        """The message's place in the order of publication."""
-        return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
-
-
 @dataclass(frozen=True)
 class SinkState:
     """The facts that a lost lake takes from one sink partition."""
@@ -131,17 +108,12 @@ class SinkState:
     """The offset to begin at, by source; a source that is missing begins at the earliest."""
     decisions: Mapping[str, Sequence[IdleDecision]]
     """The decisions of the idle policy to take again, by source."""
-    read_back: Sequence[ReadBack]
+    read_back: Sequence[Tail]
     """The messages already published that parts may still come for, in the sink's order."""
     rules: Collection[str] = frozenset()
     """Fingerprints of the rules by which everything from `begin` on was read and merged."""
     is_lived: bool = False
     """True where the lake had more behind it than its records and one set of rules."""
-    last: SortKey | None = None
-    """The last of its messages in the order of publication.
-
-    The messages before a repeat count too; they come again as they were.
-    """
     since: int | None = None
     """The tenant position (ms) before which a record is passed over, with tenants.
 
@@ -201,24 +173,6 @@ class HeaderDecisions:
         return tuple(self._by_step.values())
 
 
-def idle_header(
-    decisions: Decisions, min_offsets: Mapping[str, int], closings: CloseTimeRange | None = None
-) -> dict[str, tuple[IdleDecision, ...]]:
-    """Return by source its decisions from the offset before its min_offset on, in order.
-
-    Only sources that have some are included. `closings`: see `HeaderDecisions`.
-    """
-    header = {}
-    for source, offset in min_offsets.items():
-        own = HeaderDecisions(closings)
-        for decision in sorted(decisions.get(source, ())):
-            if decision.after_offset >= offset - 1:
-                own.add(decision)
-        if merged := own.merged():
-            header[source] = merged
-    return header
-
-
 def _as_one(one: IdleDecision, other: IdleDecision, lag_ms: int) -> IdleDecision:
     """Return what both decisions say, as one; `other` comes later, after the same offset."""
     event_time = max(one.event_time, other.event_time)
@@ -267,13 +221,13 @@ def _encoded(decision: IdleDecision) -> list[Any]:
     return [after_offset, event_time, *([dict(tenant_times)] if tenant_times else [])]
 
 
-def read_again_from(time: int, longest_ms: int | None) -> int:
+def read_again_from(closed_at: int, longest_ms: int) -> int:
     """Return the position (ms) from which a lost lake reads again after a message.
 
-    `time` (ms) is the message's event time. With `longest_ms`, the longest time that a merge record
-    could stay open, it is the time at which the message was closed.
+    `closed_at` (ms) is the time at which the message was closed, `longest_ms` the longest time that
+    a merge record could stay open.
     """
-    return time if longest_ms is None else time - 1 - longest_ms
+    return closed_at - 1 - longest_ms
 
 
 # -- from the sink to a lake
@@ -320,7 +274,7 @@ def parse_rules(header: bytes | None) -> frozenset[str]:
 
 
 def sink_state(
-    messages: Iterable[tuple[ReadBack, Mapping[str, bytes | None]]],
+    messages: Iterable[tuple[Tail, Mapping[str, bytes | None]]],
     window: Window,
     lag_ms: int | None = None,
 ) -> SinkState:
@@ -340,14 +294,12 @@ def sink_state(
     begin: dict[str, int] = {}
     decisions: dict[str, tuple[IdleDecision, ...]] = {}
     rules: frozenset[str] = frozenset()
-    tail: SortKey | None = None
-    last: SortKey | None = None
+    tail: Place | None = None
     since: int | None = None
     is_lived = False
     read_back = []
     longest_ms = window.longest_ms + (lag_ms or 0)
     for message, headers in messages:
-        last = message.place if last is None else max(message.place, last)
         tail = message.place if tail is None else tail
         if message.place > tail:
             continue
@@ -358,11 +310,9 @@ def sink_state(
             decisions = parse_idle(headers)
             rules = parse_rules(headers[RULES]) if RULES in headers else frozenset()
             is_lived = LIVED in headers
-            closed_at = message.closed_at
-            since = (
-                message.event_time if closed_at is None else read_again_from(closed_at, longest_ms)
-            )
-        if since is not None and _last_position(message, longest_ms) < since:
+            since = read_again_from(_closed_at(message), longest_ms)
+        # A message holds nothing at or after the clock that closed it.
+        if since is not None and _closed_at(message) <= since:
             break
         read_back.append(message)
     return SinkState(
@@ -371,14 +321,12 @@ def sink_state(
         tuple(reversed(read_back)),
         rules,
         is_lived,
-        last,
         None if lag_ms is None else since,
     )
 
 
-def _last_position(message: ReadBack, longest_ms: int) -> int:
-    """Return the last position (ms) at which a message may hold a record."""
-    return message.event_time + longest_ms if message.closed_at is None else message.closed_at - 1
+def _closed_at(message: Tail) -> int:
+    return int(message.place[0])
 
 
 def _by_source(header: bytes | None, name: str, fits: Callable[[Any], bool]) -> dict[str, Any]:

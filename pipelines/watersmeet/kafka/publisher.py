@@ -21,14 +21,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from watersmeet.core.correction_sequence import CorrectionTail
 from watersmeet.core.dead_letters import CODEC
-from watersmeet.core.sequence import SequenceTail
+from watersmeet.core.sequence import Sequence, Tail
 from watersmeet.errors import (
     FencedError,
     ForeignMessageError,
@@ -102,9 +101,6 @@ _RAISED = (KafkaException, SystemError)
 While a fatal error is being raised, confluent-kafka still calls delivery callbacks, and Python
 makes a SystemError of the two, with the fatal error as its cause.
 """
-
-
-_Tail = TypeVar("_Tail", SequenceTail, CorrectionTail)
 
 
 class Publisher:
@@ -442,15 +438,14 @@ def _header_lists(headers: pa.Array) -> list[list[tuple[str, str | bytes | None]
     return [pairs[start:end] for start, end in pairwise([0, *ends])]
 
 
-def sequence_tail(message: Message, parse: Callable[[Mapping[str, Any]], _Tail]) -> _Tail:
+def sequence_tail(message: Message, sequence: Sequence, timeout_ms: int | None = None) -> Tail:
     """Return where the sequence of a partition stands after its last message.
 
-    `parse`: what the message's headers say of it. Raises ForeignMessageError where the message is
-    not ours.
+    `timeout_ms`: as for `Sequence.parse`. Raises ForeignMessageError where the message is not ours.
     """
     headers: dict[str, Any] = dict(headers_of(message))
     place = message.topic() or "", message.partition() or 0, message.offset() or 0
     try:
-        return parse(headers)._replace(offset=place[2])
+        return sequence.parse(headers, timeout_ms)._replace(offset=place[2])
     except ValueError:
         raise ForeignMessageError(*place) from None

@@ -54,15 +54,6 @@ class Epochs(tuple[Epoch, ...]):
         """The last epoch, whose rules new batches follow."""
         return self[-1]
 
-    @property
-    def closing_from(self) -> int | None:
-        """The first batch whose messages say when their merge records were closed.
-
-        None where no messages do.
-        """
-        closing = (epoch.from_batch for epoch in self if epoch.settings.merge.says_closing)
-        return next(closing, None)
-
     def of(self, batch: int) -> Epoch:
         """Return the epoch of a batch."""
         return [epoch for epoch in self if epoch.from_batch <= batch or epoch is self[0]][-1]

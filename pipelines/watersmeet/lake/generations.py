@@ -7,22 +7,22 @@ between its `from_batch` and that of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from watersmeet.core.correction_sequence import CorrectionPlace, CorrectionTail
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.sequence import SequenceTail
+from watersmeet.core.sequence import CORRECTED, MERGED, Place, Sequence, Tail
 from watersmeet.lake import tables
 from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.table_reader import Condition, TableReader, row_count
 from watersmeet.settings import Settings
 
-_TAIL: Final = ("seq", "event_time", "merge_key", "due", "closed_at", "tenant")
+_NAMES: Final = {"source": "late_source", "topic": "late_topic", "offset": "late_offset"}
+"""The columns of a last message that have other names here, by those of its sequence's order."""
 
 
 class Generation(NamedTuple):
@@ -42,20 +42,24 @@ class Generation(NamedTuple):
     number: int
     from_batch: int
     begin: Mapping[TopicPartition, int]
-    tails: Mapping[int, SequenceTail]
+    tails: Mapping[int, Tail]
     kind: str = "start"
     decided_at: int = 0
     reason: str = ""
     epoch: int = 0
     is_lived: bool = False
-    correction_tails: Mapping[int, CorrectionTail] = MappingProxyType({})
+    correction_tails: Mapping[int, Tail] = MappingProxyType({})
+
+    def tails_of(self, sequence: Sequence) -> Mapping[int, Tail]:
+        """Return, by partition, the last message of a sequence's topic at the beginning."""
+        return self.tails if sequence is MERGED else self.correction_tails
 
     def offsets_of(self, input_id: InputId) -> dict[int, int]:
         """Return, by partition, the offset of an input that is read first."""
         return {tp.partition: offset for tp, offset in self.begin.items() if tp.input == input_id}
 
     @property
-    def corrected_before(self) -> dict[int, CorrectionPlace]:
+    def corrected_before(self) -> dict[int, Place]:
         """The last correction, by partition, of a lost lake whose merge records are not known.
 
         Up to there late records may be in corrections that are out. Empty unless the lake was
@@ -103,29 +107,23 @@ def read_generations(reader: TableReader, settings: Settings) -> Generations:
     return Generations(_generation(number, rows) for number, rows in sorted(by_number.items()))
 
 
-def _generation(number: int, rows: Sequence[Mapping[str, Any]]) -> Generation:
+def _generation(number: int, rows: Collection[Mapping[str, Any]]) -> Generation:
     begin = {topic_partition(row): row["start_offset"] for row in rows if row["source"] is not None}
     of_topics = [row for row in rows if row["source"] is None]
-    corrected = {row["partition"]: row for row in of_topics if row.get("u") is not None}
-    tails = {row["partition"]: _tail(row) for row in of_topics if row.get("u") is None}
-    first = rows[0]
-    facts = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "is_lived"))
-    generation = Generation(number, first["from_batch"], begin, tails, *facts)
-    return generation._replace(
-        correction_tails={p: _correction_tail(row) for p, row in corrected.items()}
+    merged, corrected = (
+        {row["partition"]: _tail(kind, row) for row in of_topics if row[kind.clock] is not None}
+        for kind in (MERGED, CORRECTED)
     )
+    first = next(iter(rows))
+    facts = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "is_lived"))
+    generation = Generation(number, first["from_batch"], begin, merged, *facts)
+    return generation._replace(correction_tails=corrected)
 
 
-def _tail(row: Mapping[str, Any]) -> SequenceTail:
-    seq, event_time, key, due, closed_at, tenant = (row[name] for name in _TAIL)
-    return SequenceTail(seq, event_time, key, None, due, closed_at, tenant or "")
-
-
-def _correction_tail(row: Mapping[str, Any]) -> CorrectionTail:
-    names = [(row[name] or "").encode() for name in ("tenant", "late_source", "late_topic")]
-    tenant, source, topic = names
-    place = CorrectionPlace(row["settled_at"], tenant, row["u"], source, topic, row["late_offset"])
-    return CorrectionTail(row["seq"], place)
+def _tail(sequence: Sequence, row: Mapping[str, Any]) -> Tail:
+    place = {name: row[_NAMES.get(name, name)] for name in sequence.order}
+    place["tenant"] = place["tenant"] or ""
+    return Tail(row["seq"], sequence.place(place), None, row["event_time"])
 
 
 def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
@@ -152,31 +150,14 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
         }
         for tp, offset in generation.begin.items()
     ]
-    for p, tail in generation.tails.items():
-        tail_values = (
-            tail.seq,
-            tail.event_time,
-            tail.key,
-            tail.due,
-            tail.closed_at,
-            tail.tenant or None,
-        )
-        rows.append({**facts, "partition": p, **dict(zip(_TAIL, tail_values, strict=True))})
-    for p, correction in generation.correction_tails.items():
-        place = correction.place
-        rows.append(
-            {
-                **facts,
-                "partition": p,
-                "seq": correction.seq,
-                "tenant": place.tenant.decode() or None,
-                "settled_at": place.settled_at,
-                "u": place.u,
-                "late_source": place.source.decode(),
-                "late_topic": place.topic.decode(),
-                "late_offset": place.offset,
-            }
-        )
+    for sequence in (MERGED, CORRECTED):
+        for p, tail in generation.tails_of(sequence).items():
+            place = sequence.values(tail.place)
+            place["tenant"] = place["tenant"] or None
+            its = {_NAMES.get(name, name): value for name, value in place.items()}
+            rows.append(
+                {**facts, "partition": p, "seq": tail.seq, "event_time": tail.event_time, **its}
+            )
     return tables.layout(settings)[tables.GENERATIONS].rows_of(rows)
 
 

@@ -6,50 +6,54 @@ They have the last messages of the sink, and the progress of dead-letter topics,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import Final
+from typing import Any, Final
 
-from watersmeet.core.correction_sequence import CorrectionPlace, CorrectionTail
+from watersmeet.core import sequence as sequences
 from watersmeet.core.inputs import InputId
-from watersmeet.core.sequence import SequenceTail
+from watersmeet.core.sequence import Tail
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import Condition, TableReader, by_partition
 
-TAIL_COLUMNS: Final = (
-    "last_seq",
-    "last_event_time",
-    "last_key",
-    "sink_offset",
-    "last_due",
-    "last_closed_at",
-    "last_tenant",
-)
-"""The columns of a last message, in the order of `SequenceTail`."""
-
-OF_MERGE_RECORDS: Final[Condition] = ("last_key", "is not null", None)
-"""The condition for rows of publications to the sink; all others are about corrections."""
-
-_CORRECTION_TAIL: Final = (
-    "last_seq",
-    "sink_offset",
-    "last_settled_at",
-    "last_tenant",
-    "last_u",
-    "last_source",
-    "last_topic",
-    "last_offset",
-)
+_NAMES: Final = {"merge_key": "key"}
 
 
-def last_sink(reader: TableReader, conditions: Sequence[Condition] = ()) -> str | None:
-    """Return the sink that was noted last, as `published` names it.
+def tail_columns(sequence: sequences.Sequence) -> dict[str, str]:
+    """Return, by column of a sequence's order, that of `published` with the last message's."""
+    return {name: f"last_{_NAMES.get(name, name)}" for name in sequence.order}
+
+
+def is_of(sequence: sequences.Sequence) -> Condition:
+    """Return the condition for rows of `published` about a sequence."""
+    return (tail_columns(sequence)[sequence.clock], "is not null", None)
+
+
+def columns_of(sequence: sequences.Sequence, tail: Tail) -> dict[str, Any]:
+    """Return the columns of `published` that say where in its order a last message is."""
+    names = tail_columns(sequence)
+    place = sequence.values(tail.place)
+    return {"last_event_time": tail.event_time, **{names[name]: place[name] for name in place}}
+
+
+def tail_of(sequence: sequences.Sequence, row: Mapping[str, Any]) -> Tail:
+    """Return the last message of a row of `published`."""
+    place = sequence.place({name: row[last] for name, last in tail_columns(sequence).items()})
+    return Tail(row["last_seq"], place, row["sink_offset"], row["last_event_time"])
+
+
+def last_sink(
+    reader: TableReader, sequence: sequences.Sequence, conditions: Sequence[Condition] = ()
+) -> str | None:
+    """Return the topic of a sequence that was noted last, as `published` names it.
 
     Only rows that meet all conditions count; None where there are none.
     """
-    of_merged: list[Condition] = [*conditions, OF_MERGE_RECORDS]
     sinks = reader.summary(
-        tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [of_merged]
+        tables.PUBLISHED,
+        ["sink"],
+        {"last": ("max", "committed_at")},
+        [[*conditions, is_of(sequence)]],
     ).to_pylist()
     return max(sinks, key=itemgetter("last"))["sink"] if sinks else None
 
@@ -62,66 +66,61 @@ def last_noted_ms(reader: TableReader) -> int:
     )
 
 
-def last_published(reader: TableReader, sink: str | None = None) -> dict[int, SequenceTail]:
-    """Return, by partition, the last message that was noted of a sink.
+def last_tails(
+    reader: TableReader, sequence: sequences.Sequence, sink: str | None = None
+) -> dict[int, Tail]:
+    """Return, by partition, the last message of a sequence that was noted of a topic.
 
-    Without a name, the sink is the one that was noted last. Empty where the table does not exist.
+    `sink`: the topic and Kafka's identity of it; the one that was noted last by default. Empty
+    where the table does not exist.
     """
     if not reader.exists(tables.PUBLISHED):
         return {}
-    sink = sink or last_sink(reader)
+    sink = sink or last_sink(reader, sequence)
     if sink is None:
         return {}
-    of_sink: Condition = ("sink", "=", sink)
+    of_sink: list[Condition] = [("sink", "=", sink), is_of(sequence)]
     latest = reader.summary(
-        tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [[of_sink]]
+        tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [of_sink]
     )
     last = by_partition(latest, "seq")
     if not last:
         return {}
-    tails = reader.select(
-        tables.PUBLISHED,
-        ["partition", *TAIL_COLUMNS],
-        [[of_sink, ("last_seq", "in", sorted(set(last.values())))]],
-    )
-    rows = zip(*(tails[name].to_pylist() for name in ("partition", *TAIL_COLUMNS)), strict=True)
-    return {p: SequenceTail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
+    seqs: Condition = ("last_seq", "in", sorted(set(last.values())))
+    tails = _tails(reader, sequence, [*of_sink, seqs])
+    return {p: tail for p, tail in tails if last[p] == tail.seq}
 
 
-def last_corrected(reader: TableReader, sink: str | None = None) -> dict[int, CorrectionTail]:
-    """Return, by partition, the last correction that was noted of a topic.
+def transaction_tails(
+    reader: TableReader,
+    sequence: sequences.Sequence,
+    sink: str | None = None,
+    conditions: Sequence[Condition] = (),
+) -> dict[int, list[Tail]]:
+    """Return, by partition, the last message of each transaction that was noted of a topic, in
+    order.
 
-    `sink`: the topic and Kafka's identity of it; the one that was noted last by default.
+    Only rows that meet all conditions count. `sink` is as for `last_tails`. Empty where the table
+    does not exist.
     """
-    tails = correction_tails(reader, sink)
-    return {p: max(of_partition, key=attrgetter("seq")) for p, of_partition in tails.items()}
-
-
-def correction_tails(
-    reader: TableReader, sink: str | None = None, conditions: Sequence[Condition] = ()
-) -> dict[int, list[CorrectionTail]]:
-    """Return, by partition, the last correction of each transaction that was noted of a topic.
-
-    Only rows that meet all conditions count. `sink` is as for `last_corrected`. Empty where the
-    table does not exist.
-    """
-    if not reader.exists(tables.PUBLISHED) or "last_u" not in (
-        reader.columns(tables.PUBLISHED).names
-    ):
+    if not reader.exists(tables.PUBLISHED):
         return {}
-    names = ["sink", "partition", "committed_at", *_CORRECTION_TAIL]
-    where = [[*conditions, ("last_settled_at", "is not null", None)]]
-    rows = reader.select(tables.PUBLISHED, names, where).to_pylist()
-    if sink is None and rows:
-        sink = max(rows, key=itemgetter("committed_at"))["sink"]
-    tails = defaultdict[int, list[CorrectionTail]](list)
-    for row in rows:
-        _, partition, _, seq, offset, settled_at, tenant, u, source, topic, of_record = row.values()
-        if row["sink"] == sink:
-            names_of = tenant.encode(), u, source.encode(), topic.encode()
-            place = CorrectionPlace(settled_at, *names_of, of_record)
-            tails[partition].append(CorrectionTail(seq, place, offset))
-    return dict(tails)
+    sink = sink or last_sink(reader, sequence, conditions)
+    if sink is None:
+        return {}
+    of_partition = defaultdict[int, list[Tail]](list)
+    for p, tail in _tails(reader, sequence, [*conditions, ("sink", "=", sink), is_of(sequence)]):
+        of_partition[p].append(tail)
+    return {p: sorted(tails, key=attrgetter("seq")) for p, tails in of_partition.items()}
+
+
+def _tails(
+    reader: TableReader, sequence: sequences.Sequence, conditions: Sequence[Condition]
+) -> list[tuple[int, Tail]]:
+    names = ["partition", "last_seq", "sink_offset", "last_event_time"]
+    names += tail_columns(sequence).values()
+    rows = reader.select(tables.PUBLISHED, names, [conditions])
+    return [(row["partition"], tail_of(sequence, row)) for row in rows.to_pylist()]
 
 
 def last_letters(reader: TableReader, sink: str) -> dict[int, dict[InputId, int]]:

@@ -44,6 +44,20 @@ def has_messages(reader: TableReader, generation: Generation) -> bool:
     return generation.number == 0 and row_count(reader, tables.RECOVERED, MESSAGES) > 0
 
 
+def read_back_until(reader: TableReader, generation: Generation, longest_ms: int) -> dict[int, int]:
+    """Return, by partition, the clock (ms) up to which records may come that are in messages which
+    were read back from the sink.
+
+    `longest_ms`: for how long a merge record may take records. Empty without such messages.
+    """
+    if not has_messages(reader, generation):
+        return {}
+    last = reader.summary(
+        tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, MESSAGES
+    )
+    return {p: time + longest_ms for p, time in by_partition(last, "last").items()}
+
+
 def read_since(reader: TableReader, generation: Generation) -> dict[int, int]:
     """Return, by partition, the position (ms) from which on a lost lake's records are merged.
 

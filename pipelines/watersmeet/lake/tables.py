@@ -46,7 +46,7 @@ DELETION_VECTORS = "delta.enableDeletionVectors"
 
 LAYOUT = "watersmeet.layout"
 """Property of silver that says which layout the tables of its lake have."""
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 """Layout that this version writes, and the only one that it continues."""
 
 STATISTICS_BYTES = 64
@@ -305,7 +305,7 @@ _OTHERS = (
     # What a generation must know of published messages. A row is one of four; the columns of the
     # others are null.
     # - A message of a lost lake that was read back from the sink: `merge_key`, `event_time`,
-    #   `tenant`, and `due` and `closed_at` where it says them.
+    #   `tenant`, `due` and `closed_at`.
     # - The offset at which reading a lost lake's source began: `source`, `topic`, `offset`.
     # - After a jump back, offsets of parts of messages of earlier generations:
     #   `[offset, until_offset)`.

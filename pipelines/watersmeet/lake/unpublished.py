@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.sequence import SequenceTail
+from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
-from watersmeet.lake.order import beyond
+from watersmeet.lake.order import beyond, up_to, with_message
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
@@ -24,7 +24,7 @@ from watersmeet.lake.table_reader import (
 )
 from watersmeet.lake.tenant_state import read_batch_end
 
-_VALID: Final[Sequence[Condition]] = [("status", "=", "timed_out"), ("valid", "=", True)]
+_VALID: Final[Sequence[Condition]] = with_message(MERGED)
 
 
 def reached(
@@ -37,68 +37,58 @@ def reached(
     return {**generation.begin, **{tp: cursor.next_offset for tp, cursor in cursors.items()}}
 
 
-def unpublished(
-    ended: Generation, newest: Generation, closing_from: int | None
-) -> Iterator[Sequence[Condition]]:
+def unpublished(ended: Generation, newest: Generation) -> Iterator[Sequence[Condition]]:
     """Yield conditions for finished, valid rows of the former generation that are in no message.
 
     `ended`: the generation before `newest`. Its rows sort after the tail at which the newest
-    begins, or are behind the sink in their own (`behind_sink`). `closing_from`: the first batch
-    whose messages say when their merge records were closed (`Epochs.closing_from`).
+    begins, or are behind the sink in their own (`behind_sink`).
     """
-    yield from behind_sink(ended, closing_from, newest.from_batch)
+    yield from behind_sink(ended, newest.from_batch)
     batches: list[Condition] = [
         ("batch", ">=", ended.from_batch),
         ("batch", "<", newest.from_batch),
     ]
     partitions = {tp.partition for tp in newest.begin}
-    yield from _after(newest.tails, partitions, batches, closing_from)
+    yield from _after(newest.tails, partitions, batches)
 
 
 def _after(
-    tails: Mapping[int, SequenceTail],
-    partitions: Iterable[int],
-    batches: Sequence[Condition],
-    closing_from: int | None,
+    tails: Mapping[int, Tail], partitions: Iterable[int], batches: Sequence[Condition]
 ) -> Iterator[Sequence[Condition]]:
     """Yield conditions for the finished, valid rows of some batches that sort after these tails."""
     for p in sorted(partitions):
         here: list[Condition] = [*_VALID, *batches, ("partition", "=", p)]
-        beyond_tail = beyond(tails.get(p), closing_from, is_after=True)
-        yield from ([*here, *term] for term in beyond_tail)
+        yield from ([*here, *term] for term in beyond(MERGED, tails.get(p)))
 
 
 def behind_sink(
-    generation: Generation, closing_from: int | None, until_batch: int | None = None
+    generation: Generation, until_batch: int | None = None
 ) -> Iterator[Sequence[Condition]]:
     """Yield conditions for the finished, valid rows of a generation that are never published.
 
-    They sort at or before the tail at which it began. `closing_from`: as in `unpublished`.
-    `until_batch`: where it has ended, the first batch of the next one.
+    They sort at or before the tail at which it began. `until_batch`: where it has ended, the first
+    batch of the next one.
     """
     batches: list[Condition] = [("batch", ">=", generation.from_batch)]
     batches += [] if until_batch is None else [("batch", "<", until_batch)]
     for p, tail in sorted(generation.tails.items()):
         here: list[Condition] = [*_VALID, *batches, ("partition", "=", p)]
-        yield from ([*here, *term] for term in beyond(tail, closing_from, is_after=False))
+        yield from ([*here, *term] for term in up_to(MERGED, tail.place))
 
 
-def count_behind_sink(
-    reader: TableReader, generation: Generation, closing_from: int | None
-) -> dict[int, int]:
+def count_behind_sink(reader: TableReader, generation: Generation) -> dict[int, int]:
     """Return, by partition, the number of finished, valid rows that are never published.
 
     They are those of `behind_sink`.
     """
-    return _count(reader, behind_sink(generation, closing_from))
+    return _count(reader, behind_sink(generation))
 
 
 def count_to_publish(
     reader: TableReader,
     generation: Generation,
-    tails: Mapping[int, SequenceTail],
+    tails: Mapping[int, Tail],
     partitions: Iterable[int],
-    closing_from: int | None,
 ) -> dict[int, int]:
     """Return, by partition, how many finished, valid rows of the newest generation are still to be
     published.
@@ -107,7 +97,7 @@ def count_to_publish(
     """
     batches: list[Condition] = [("batch", ">=", generation.from_batch)]
     last = {**generation.tails, **tails}
-    return _count(reader, _after(last, partitions, batches, closing_from))
+    return _count(reader, _after(last, partitions, batches))
 
 
 def _count(reader: TableReader, where: Iterable[Sequence[Condition]]) -> dict[int, int]:

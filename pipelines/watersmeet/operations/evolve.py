@@ -40,12 +40,10 @@ from watersmeet.lake.lease import EVOLVE, change_under_way
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import bronze_ends, dropped_in_lake, finders
 from watersmeet.lake.progress import LastBatch, last_batch
-from watersmeet.lake.published import last_published
-from watersmeet.lake.recovered import MESSAGES, has_messages
+from watersmeet.lake.recovered import read_back_until
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run, evolve_schema
-from watersmeet.running.generations import told_by_order
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.owner import now_ms
 from watersmeet.settings import Settings
@@ -71,7 +69,6 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
     problems = differences(reader, configured_identity(settings)) or [
         *_problems(epochs, settings, changed),
         *_too_early(reader, changed, last, epochs, settings),
-        *_told_by_order(reader, epochs, settings),
     ]
     next_batch = 0 if last is None else last[0].batch + 1
     return {
@@ -195,47 +192,15 @@ def _too_early(
         return
     field = next(field for field in changed if not field.startswith("publish."))
     generations = read_generations(reader, before)
-    if not generations or not has_messages(reader, generations.newest):
+    if not generations:
         return
-    longest_ms = max(
-        rules.merge.window.longest_ms + (rules.merge.tenant_max_lag_ms or 0)
-        for rules in (before, after)
-    )
+    longest_ms = max(rules.merge.longest_ms for rules in (before, after))
     clocks = {} if last is None else last[0].clocks
-    rows = reader.summary(
-        tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, MESSAGES
-    ).to_pylist()
-    for row in rows:
-        until = row["last"] + longest_ms
-        if clocks.get(row["partition"], 0) <= until:
-            what = (
-                f"messages of the lost lake may still hold records of partition {row['partition']}"
-            )
+    for p, until in read_back_until(reader, generations.newest, longest_ms).items():
+        if clocks.get(p, 0) <= until:
+            what = f"messages of the lost lake may still hold records of partition {p}"
             yield Problem(
                 what, field, f"run the lake, and wait until its clock has passed {utc(until)}"
-            )
-
-
-def _told_by_order(reader: TableReader, epochs: Epochs, settings: Settings) -> Iterator[Problem]:
-    """Yield a problem for each partition where a jump still reads records again of which only the
-    order by event time tells whether they are published.
-
-    A window by gap has another order.
-    """
-    before = epochs.current.settings
-    generations = read_generations(reader, before)
-    if before.merge.says_closing or not settings.merge.says_closing or not generations:
-        return
-    newest = generations.newest
-    published = last_published(reader)
-    unknown = {tp.partition for tp, _ in told_by_order(generations[0], newest)}
-    for p in sorted(unknown):
-        if p not in published or published[p].seq <= newest.tails[p].seq:
-            yield Problem(
-                f"only the order of messages by event time tells what is published of partition {p}"
-                ", and the jump back has not passed that yet",
-                "merge.window",
-                f"run the lake by its rules until another message is out in partition {p}",
             )
 
 

@@ -25,13 +25,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from watersmeet.core import sequence as sequences
 from watersmeet.core.columns import int64s
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.merge import REPLACING
 from watersmeet.core.reading import FORGOTTEN, KEYED_BY, ReadingRules, merge_keys
 from watersmeet.core.repeated import ID
-from watersmeet.core.sequence import place_of
-from watersmeet.core.types import DUE, TENANT, TIME
+from watersmeet.core.sequence import CORRECTED, MERGED
+from watersmeet.core.types import TENANT, TIME
 from watersmeet.errors import ConfigurationError, KafkaAccessError
 from watersmeet.faults import IN_FORGET, fault_point
 from watersmeet.kafka.cluster import Cluster
@@ -43,7 +44,8 @@ from watersmeet.lake.conflicts import is_conflict
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.inputs import KEY_COLUMNS, of_input, of_key, of_topic
 from watersmeet.lake.lease import FORGET
-from watersmeet.lake.published import last_published
+from watersmeet.lake.order import with_message
+from watersmeet.lake.published import last_tails
 from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import Condition, TableReader, row_count
 from watersmeet.monitoring.observability import Reporter
@@ -172,8 +174,7 @@ class Forgetting:
 
     @cached_property
     def _silver(self) -> list[dict[str, Any]]:
-        columns = ["partition", "batch", "event_time", "status", "valid", "position"]
-        columns += [*DUE.names, *TENANT.names]
+        columns = ["partition", "event_time", "status", "position", *TENANT.names]
         rows = self.reader.select(tables.SILVER, columns, [self._key_conditions])
         return list(rows.to_pylist())
 
@@ -324,36 +325,29 @@ class Forgetting:
             places = sorted(self._anywhere(input_id))
             kept = self.settings.sources[input_id.source]
             first = cluster.bounds_of(topic, sorted({p for p, _ in places})) if places else {}
-            yield self._topic_row(
-                cluster, topic, [(p, offset) for p, offset in places if offset >= first[p][0]]
-            )
+            remaining = sum(offset >= first[p][0] for p, offset in places)
+            yield self._topic_row(cluster, topic, remaining)
             if kept.repartition is not None:  # bronze has read copies of what is, or was, there
                 for topic in kept.repartition.from_topics:
-                    yield self._topic_row(cluster, topic, places)
-        yield self._topic_row(cluster, self.settings.publish.topic, self._published())
-        for topic in self.settings.publish.sequence_topics[1:]:
-            corrections = chain.from_iterable(self._noted.get(tables.CORRECTIONS, {}).values())
-            yield self._topic_row(cluster, topic, list(corrections))
+                    yield self._topic_row(cluster, topic, len(places))
+        topics = self.settings.publish.sequence_topics
+        for sequence, topic in zip((MERGED, CORRECTED), topics, strict=False):
+            yield self._topic_row(cluster, topic, self._published(sequence))
         for table, topic in self.settings.publish.dead_letter_topics.items():
             places_of = self._noted[table].__getitem__ if table == tables.LATE else self._refused
-            records = list(chain.from_iterable(map(places_of, self.settings.inputs)))
+            records = sum(len(places_of(input_id)) for input_id in self.settings.inputs)
             yield self._topic_row(cluster, topic, records)
 
-    def _published(self) -> list[dict[str, Any]]:
-        """Return the merge records of which the sink has a message."""
-        tails = last_published(self.reader)
-        closing_from = read_epochs(self.reader, self.settings).closing_from
-        published = []
-        for row in self._silver:
-            says_closing = closing_from is not None and row["batch"] >= closing_from
-            closing = [row["due"], row["closed_at"], row["tenant"]] if says_closing else []
-            place = place_of(row["event_time"], self.key, *closing)
-            tail = tails.get(row["partition"])
-            if row["valid"] and tail is not None and place <= tail.place:
-                published.append(row)
-        return published
+    def _published(self, sequence: sequences.Sequence) -> int:
+        """Return how many messages of the key the topic of a sequence has had."""
+        last = {p: tail.place for p, tail in last_tails(self.reader, sequence).items()}
+        if not last:
+            return 0
+        where = [[*with_message(sequence), *self._key_conditions]]
+        rows = self.reader.rows(sequence.table, ["partition", *sequence.order], where)
+        return int(sequence.is_up_to(rows, last).sum())
 
-    def _topic_row(self, cluster: Cluster, topic: str, records: Sequence[Any]) -> dict[str, Any]:
+    def _topic_row(self, cluster: Cluster, topic: str, records: int) -> dict[str, Any]:
         """Return a row about records that are, or may be, in a topic.
 
         `until`: if the topic has a retention, that long from now, at the latest.
@@ -364,7 +358,7 @@ class Forgetting:
             if "delete" in topic_settings.get("cleanup.policy", ""):
                 retention_ms = int(topic_settings["retention.ms"])
                 until = now_ms() + retention_ms if retention_ms >= 0 else None
-        return {"where": f"topic {topic}", "records": len(records), "until": until}
+        return {"where": f"topic {topic}", "records": records, "until": until}
 
     # -- erasing
 

@@ -28,6 +28,7 @@ from functools import partial
 
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.recovery import read_again_from
+from watersmeet.core.sequence import CORRECTED, MERGED
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.chunks import NOT_FORGOTTEN
@@ -37,9 +38,9 @@ from watersmeet.lake.epochs import Epochs, longest_ms, read_epochs, unsettled_fr
 from watersmeet.lake.generations import Generation, read_generations
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.maintenance import FILE_BYTES
-from watersmeet.lake.order import may_be_beyond
+from watersmeet.lake.order import may_be_beyond, with_message
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.published import last_corrected, last_published
+from watersmeet.lake.published import last_tails
 from watersmeet.lake.retention_bounds import batch_ends, read_retention_bounds
 from watersmeet.lake.table_reader import (
     Condition,
@@ -166,12 +167,8 @@ def _needed_of_silver(
     the last message.
     """
     needed = _needed(reader, partitions, epochs)
-    for p, tail in last_published(reader).items():
-        time = (
-            tail.event_time
-            if tail.closed_at is None
-            else read_again_from(tail.closed_at, longest_ms(epochs))
-        )
+    for p, tail in last_tails(reader, MERGED).items():
+        time = read_again_from(int(tail.place[0]), longest_ms(epochs))
         needed[p] = min(time, needed.get(p, time))
     return needed
 
@@ -182,9 +179,9 @@ def _needed(reader: TableReader, partitions: Mapping[int, int], epochs: Epochs) 
     The time from which a lost lake would be recovered after one counts instead, if it is smaller. A
     partition without such records is absent.
     """
-    finished = [("status", "=", "timed_out"), ("valid", "=", True)]
-    beyond = may_be_beyond(last_published(reader), partitions, epochs.closing_from)
-    where: Where = [[("status", "=", "open")], *([*finished, *terms] for terms in beyond)]
+    beyond = may_be_beyond(MERGED, last_tails(reader, MERGED), partitions)
+    finished = ([*with_message(MERGED), *term] for term in beyond)
+    where: Where = [[("status", "=", "open")], *finished]
     firsts = {name: ("min", name) for name in ("event_time", "closed_at")}
     rows = reader.summary(tables.SILVER, ["partition"], firsts, where).to_pylist()
     recovery_times = {
@@ -200,20 +197,9 @@ def _first_not_published(reader: TableReader, partitions: Mapping[int, int]) -> 
     """Return, by partition, the smallest last event time (ms) of corrections that may be
     unpublished.
     """
-    tails = last_corrected(reader)
-    where = [
-        [
-            ("partition", "=", p),
-            ("settled_at", ">=", tails[p].place.settled_at if p in tails else 0),
-        ]
-        for p in sorted(partitions)
-    ]
-    first: dict[int, int] = {}
-    for portion in in_portions(where):
-        values = {"first": ("min", "last_event_time")}
-        rows = reader.summary(tables.CORRECTIONS, ["partition"], values, portion)
-        first |= by_partition(rows, "first")
-    return first
+    beyond = may_be_beyond(CORRECTED, last_tails(reader, CORRECTED), partitions)
+    values = {"first": ("min", "last_event_time")}
+    return by_partition(reader.summary(tables.CORRECTIONS, ["partition"], values, beyond), "first")
 
 
 def _needed_to_correct(

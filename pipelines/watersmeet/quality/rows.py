@@ -29,7 +29,7 @@ from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.merge import LATE_SCHEMA
 from watersmeet.core.reading import bronze_schema
 from watersmeet.core.repeated import DUPLICATE_SCHEMA
-from watersmeet.core.sequence import CLOSED_AT, FORGOTTEN, ID, SEQ, parse_message_id
+from watersmeet.core.sequence import FORGOTTEN, ID, MERGED, Tail
 from watersmeet.core.types import TIME
 from watersmeet.engine import Engine, Rows
 from watersmeet.errors import Problem
@@ -40,8 +40,8 @@ from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.newest import lake_schemas
-from watersmeet.lake.order import beyond
-from watersmeet.lake.published import last_published
+from watersmeet.lake.order import beyond, with_message
+from watersmeet.lake.published import last_tails, tail_columns
 from watersmeet.lake.table_reader import Condition, TableReader, Where, in_portions, within
 from watersmeet.quality.suites import SINK, Suite
 from watersmeet.settings import Settings
@@ -74,8 +74,6 @@ _ELAPSED: Final = {"minutes_since_batch": "committed_at", "minutes_behind": "hea
 
 _OFFSETS: Final = pa.list_(pa.struct([("offset", pa.int64())]))
 
-_FINISHED: Final[list[Condition]] = [("status", "=", "timed_out"), ("valid", "=", True)]
-
 
 class Span(NamedTuple):
     """A range of silver's batches: those after one of them (-1: from the first on) up to another
@@ -89,14 +87,6 @@ class Span(NamedTuple):
     def where(self) -> list[Condition]:
         """The conditions for rows whose column `batch` is in the range."""
         return [("batch", ">", self.after), ("batch", "<=", self.until)]
-
-    def split(self, batch: int | None) -> tuple[Span, Span]:
-        """Return the part before a batch, and the part from it on.
-
-        Either may be empty, with `until` not beyond `after`. Without a batch, all is before it.
-        """
-        last = self.until if batch is None else min(self.until, batch - 1)
-        return Span(self.after, last), Span(max(self.after, last), self.until)
 
 
 class Batches(NamedTuple):
@@ -427,13 +417,12 @@ def published_until(reader: TableReader, settings: Settings, last: int) -> int:
         return -1
     summary = reader.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})
     partitions = range(summary["partition"][0].as_py() + 1)
-    tails = last_published(reader)
-    closing_from = read_epochs(reader, settings).closing_from
-    finished = [*_FINISHED, ("batch", ">=", generations.newest.from_batch)]
+    tails = last_tails(reader, MERGED)
+    finished = [*with_message(MERGED), ("batch", ">=", generations.newest.from_batch)]
     pending = [
         [*finished, ("partition", "=", p), *term]
         for p in partitions
-        for term in beyond(tails.get(p), closing_from, is_after=True)
+        for term in beyond(MERGED, tails.get(p))
     ]
     rows = _summary_rows(reader, tables.SILVER, [], {"batch": ("min", "batch")}, pending)
     batches = [row["batch"] for row in rows if row["batch"] is not None]
@@ -458,19 +447,8 @@ def _summary_rows(
     ]
 
 
-class _MessageOrder(NamedTuple):
-    """The first part of a message's sort key, compared as a tuple.
-
-    `time` (ms) is when its merge record was closed, where the message says so, and else its event
-    time. Messages that do not say it come first.
-    """
-
-    says_closing: bool
-    time: int
-
-
-_Ends = tuple[_MessageOrder, _MessageOrder]
-"""Where a range of messages begins and ends; both are included."""
+_Times = tuple[int, int]
+"""The times (ms) at which the first and the last merge record of a range were closed."""
 
 
 def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
@@ -480,135 +458,80 @@ def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
     All records of one time are finished by one batch, so the first and the last time select the
     messages.
     """
-    ends = _ends(reader, span, read_epochs(reader, settings).closing_from)
-    if not ends:
+    times = _times(reader, span)
+    if not times:
         return MESSAGES.empty_table()
     topic = settings.publish.topic
     cluster = Cluster(settings.kafka)
     sink = cluster.identified(topic)  # where it was created anew since, nothing is noted yet
     noted: dict[int, list[Condition]] = {
-        p: [("sink", "=", sink), ("partition", "=", p)] for p in ends
+        p: [("sink", "=", sink), ("partition", "=", p)] for p in times
     }
-    before = [[*noted[p], *term] for p, (first, _) in ends.items() for term in _noted_before(first)]
-    after = [[*noted[p], *term] for p, (_, last) in ends.items() for term in _noted_from(last)]
+    closed_at = tail_columns(MERGED)[MERGED.clock]
+    before = [[*noted[p], (closed_at, "<", first)] for p, (first, _) in times.items()]
+    after = [[*noted[p], (closed_at, ">=", last)] for p, (_, last) in times.items()]
     # `at_most_once` notes no offsets: then a partition is read from end to end.
-    begins = dict.fromkeys(ends, -1) | _noted_offsets(reader, "max", before)
-    ends_at = dict.fromkeys(ends, -1) | _noted_offsets(reader, "min", after)
+    begins = dict.fromkeys(times, -1) | _noted_offsets(reader, "max", before)
+    ends = dict.fromkeys(times, -1) | _noted_offsets(reader, "min", after)
+    timeout_ms = read_epochs(reader, settings)[0].settings.merge.window.gap_ms
     messages = []
     # A commit is answered before every partition shows it.
-    bounds = cluster.settled_bounds(topic, max(ends) + 1)
-    for p in sorted(ends):
+    bounds = cluster.settled_bounds(topic, max(times) + 1)
+    for p in sorted(times):
         first, end = bounds[p]
         since = max(first, begins[p] + 1)
-        until = end if ends_at[p] < 0 else ends_at[p] + 1
+        until = end if ends[p] < 0 else ends[p] + 1
         if since < until:
             read = read_range(settings.kafka, Range(topic, p, since, until))
-            messages += [_as_messages(batch, ends[p]) for batch in read]
+            messages += [_as_messages(batch, times[p], timeout_ms) for batch in read]
     return pa.concat_tables(messages) if messages else MESSAGES.empty_table()
 
 
-def _ends(reader: TableReader, span: Span, closing_from: int | None) -> dict[int, _Ends]:
-    """Return, by partition, the ends of the messages of a span of batches.
-
-    `closing_from`: the first batch whose messages say when their merge records were closed.
-    """
-    by_event_time, by_closing = span.split(closing_from)
-    ends: dict[int, list[_MessageOrder]] = {}
-    for part, says_closing, column in (
-        (by_event_time, False, "event_time"),
-        (by_closing, True, "closed_at"),
-    ):
-        if part.until <= part.after:
-            continue
-        values = {"first": ("min", column), "last": ("max", column)}
-        finished: Where = [[*_FINISHED, *part.where]]
-        for row in reader.summary(tables.SILVER, ["partition"], values, finished).to_pylist():
-            times = (row["first"], row["last"])
-            ends.setdefault(row["partition"], []).extend(
-                _MessageOrder(says_closing, time) for time in times
-            )
-    return {p: (min(places), max(places)) for p, places in ends.items()}
-
-
-_SAYS_NO_CLOSING: Final[Condition] = ("last_closed_at", "is null", None)
-
-
-def _noted_before(first: _MessageOrder) -> Where:
-    """Return a condition for the rows of `published` whose last message comes before this one."""
-    if first.says_closing:
-        return [[_SAYS_NO_CLOSING], [("last_closed_at", "<", first.time)]]
-    return [[_SAYS_NO_CLOSING, ("last_event_time", "<", first.time)]]
-
-
-def _noted_from(last: _MessageOrder) -> Where:
-    """Return a condition for the rows of `published` whose last message is this one, or later."""
-    if last.says_closing:
-        return [[("last_closed_at", ">=", last.time)]]
-    later: Where = [[("last_closed_at", "is not null", None)]]
-    return [[_SAYS_NO_CLOSING, ("last_event_time", ">=", last.time)], *later]
+def _times(reader: TableReader, span: Span) -> dict[int, _Times]:
+    """Return, by partition, when the merge records were closed that these batches have finished."""
+    values = {"first": ("min", MERGED.clock), "last": ("max", MERGED.clock)}
+    finished = [[*with_message(MERGED), *span.where]]
+    rows = reader.summary(MERGED.table, ["partition"], values, finished).to_pylist()
+    return {row["partition"]: (row["first"], row["last"]) for row in rows}
 
 
 def _noted_offsets(reader: TableReader, kind: str, where: Where) -> dict[int, int]:
     """Return, by partition, the smallest or largest (`kind`) offset of the sink that is noted."""
     values = {"offset": (kind, "sink_offset")}
     rows = _summary_rows(reader, tables.PUBLISHED, ["partition"], values, where)
-    choose = {"min": min, "max": max}[kind]
-    offsets: dict[int, int] = {}
-    for row in rows:  # a partition may have a row for each of its terms
-        offset = row["offset"]
-        if offset is not None:
-            p = row["partition"]
-            offsets[p] = choose(offset, offsets.get(p, offset))
-    return offsets
+    return {row["partition"]: row["offset"] for row in rows if row["offset"] is not None}
 
 
-def _as_messages(batch: pa.RecordBatch, ends: _Ends) -> pa.Table:
-    """Return the messages, without tombstones, between two ends, or with an unknown place."""
-    facts = [_message_facts(headers) for headers in batch["headers"].to_pylist()]
+def _as_messages(batch: pa.RecordBatch, times: _Times, timeout_ms: int) -> pa.Table:
+    """Return the messages, without tombstones, of merge records that were closed from the first of
+    two times to the last, and those that do not say it.
+
+    `timeout_ms`: as for `Sequence.parse`.
+    """
+    headers = [
+        {header["key"]: header["value"] for header in its or ()}
+        for its in batch["headers"].to_pylist()
+    ]
+    tails = [_tail(its, timeout_ms) for its in headers]
+    event_times = [tail and tail.event_time for tail in tails]
     columns = [
         *(batch[name] for name in ("topic", "partition", "offset", "kafka_timestamp")),
         *(_text(pa.chunked_array([batch[name]])) for name in ("key", "value")),
-        pa.array([message.seq for message in facts], pa.int64()),
-        pa.array([message.id for message in facts], pa.string()),
-        pa.array([message.event_time for message in facts], pa.timestamp("ms", "UTC")).cast(TIME),
+        pa.array([tail and tail.seq for tail in tails], pa.int64()),
+        pa.array([_decoded(its.get(ID)) for its in headers], pa.string()),
+        pa.array(event_times, pa.timestamp("ms", "UTC")).cast(TIME),
     ]
-    is_selected = [message.is_between(ends) for message in facts]
+    first, last = times
+    is_selected = [
+        FORGOTTEN not in its and (tail is None or first <= int(tail.place[0]) <= last)
+        for its, tail in zip(headers, tails, strict=True)
+    ]
     return pa.table(columns, schema=MESSAGES).filter(pa.array(is_selected, pa.bool_()))
 
 
-class _MessageFacts(NamedTuple):
-    """The facts in the headers of a message: its number, its id, its event time, the time at which
-    it was closed (ms; None where a header is missing), and whether it is a tombstone.
-    """
-
-    seq: int | None
-    id: str | None
-    event_time: int | None
-    closed_at: int | None
-    is_tombstone: bool
-
-    def is_between(self, ends: _Ends) -> bool:
-        """Return True for a message, and no tombstone, between two ends, or with an unknown
-        place.
-        """
-        if self.is_tombstone:
-            return False
-        time = self.event_time if self.closed_at is None else self.closed_at
-        if time is None:
-            return True
-        return ends[0] <= _MessageOrder(self.closed_at is not None, time) <= ends[1]
-
-
-def _message_facts(headers: list[dict[str, Any]] | None) -> _MessageFacts:
-    values = {header["key"]: _decoded(header["value"]) for header in headers or ()}
-    id = values.get(ID)
+def _tail(headers: Mapping[str, bytes], timeout_ms: int) -> Tail | None:
+    """Return what the headers of a message say; None where it is none of Watersmeet's."""
     try:
-        event_time = parse_message_id(id or "")[1]
+        return MERGED.parse(headers, timeout_ms)
     except ValueError:
-        event_time = None
-    closed_at = _number(values.get(CLOSED_AT))
-    return _MessageFacts(_number(values.get(SEQ)), id, event_time, closed_at, FORGOTTEN in values)
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+        return None

@@ -31,7 +31,6 @@ from watersmeet.core.columns import (
     numbered,
     times_ms,
 )
-from watersmeet.core.correction_sequence import header_bytes
 from watersmeet.core.corrections import (
     LateRules,
     Settled,
@@ -43,7 +42,7 @@ from watersmeet.core.corrections import (
 )
 from watersmeet.core.inputs import InputId
 from watersmeet.core.merge import LATE_SCHEMA, Batch
-from watersmeet.core.message import as_read, exceeds
+from watersmeet.core.message import as_read, correction_header_bytes, exceeds
 from watersmeet.core.plan import BatchPlan
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import DUPLICATE_SCHEMA
@@ -366,7 +365,7 @@ def validated_corrections(settings: Settings, corrections: pa.Table, batch: Batc
 
     `corrections`: as `core.corrections.correct` returns them.
     """
-    max_bytes = settings.publish.max_bytes - header_bytes(settings.inputs)
+    max_bytes = settings.publish.max_bytes - correction_header_bytes(settings.inputs)
     rows = as_silver(corrections)
     if batch.max_bytes is not None:
         is_too_large = exceeds(as_read(rows, batch.read_types), batch.sources, max_bytes)

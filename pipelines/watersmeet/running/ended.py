@@ -15,7 +15,6 @@ from watersmeet.core.types import DUE
 from watersmeet.faults import fault_point
 from watersmeet.lake import tables
 from watersmeet.lake.commits import RESETTING
-from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.table_reader import Where, in_portions, row_count
 from watersmeet.lake.unpublished import is_complete, reached, unpublished
@@ -39,10 +38,9 @@ def end_earlier(owner: Owner, settings: Settings) -> None:
     fault_point("reset.close")
     ended = generations[-2]
     never = dict.fromkeys([*DUE.names, "position"])
-    closing_from = read_epochs(reader, settings).closing_from
     unfinished: Where = [[("status", "in", ["open", "waiting"]), *generations.batches(ended)]]
     _change(owner, unfinished, {"status": "timed_out", **_CLOSED, **never})
-    for portion in in_portions(list(unpublished(ended, newest, closing_from))):
+    for portion in in_portions(list(unpublished(ended, newest))):
         _change(owner, portion, _CLOSED)
     fault_point("reset.told")
     jumps = [

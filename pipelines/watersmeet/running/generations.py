@@ -16,7 +16,7 @@ follows for the generation before it is completed by `running.ended`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -26,11 +26,11 @@ import numpy as np
 import pyarrow as pa
 
 from watersmeet.core.columns import groups, int64s
-from watersmeet.core.correction_sequence import CorrectionTail
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.recovery import SinkState
-from watersmeet.core.sequence import PLAIN, SequenceTail
+from watersmeet.core.sequence import MERGED, Tail
+from watersmeet.core.times import time_text
 from watersmeet.errors import ConfigurationError, OpenTransactionError
 from watersmeet.faults import fault_point
 from watersmeet.kafka.cluster import Cluster
@@ -50,7 +50,7 @@ from watersmeet.lake.generations import (
 )
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.recovered import joined, rows_of_parts
+from watersmeet.lake.recovered import joined, read_back_until, rows_of_parts
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, row_count, within
 from watersmeet.lake.unpublished import reached, unpublished
 from watersmeet.running.bronze_table import BronzeTable, kafka_input, without_existing
@@ -182,10 +182,9 @@ def _recovered_rows(
     generation: Generation, states: Mapping[int, SinkState]
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
-        {"partition": p, "merge_key": m.key, "event_time": m.event_time}
-        | {"due": m.due, "closed_at": m.closed_at, "tenant": m.tenant}
+        {"partition": p, "event_time": message.event_time, **MERGED.values(message.place)}
         for p, state in states.items()
-        for m in state.read_back
+        for message in state.read_back
     ]
     rows += [
         {"partition": p, "since": state.since}
@@ -231,20 +230,6 @@ def preview(reader: TableReader, settings: Settings, partitions: int) -> list[di
 
 
 # -- a reset
-
-
-def told_by_order(first: Generation, jumped: Generation) -> Iterator[tuple[TopicPartition, int]]:
-    """Yield the topic-partitions of which a jump reads records again that silver knows nothing of,
-    and the offset from which it knows them.
-
-    These lie before a lake that was recovered from its sink (`first`). Only the order by event time
-    tells which of them are published, since no message at the jump says when it was closed.
-    """
-    for tp, begin in jumped.begin.items():
-        tail = jumped.tails.get(tp.partition)
-        is_known = first.kind != "sink" or begin >= first.begin[tp]
-        if not is_known and tail is not None and tail.place.closed_at == PLAIN:
-            yield tp, first.begin[tp]
 
 
 class TopicJump(NamedTuple):
@@ -308,8 +293,8 @@ class Jump:
     partitions: int
     to: str
     targets: Mapping[TopicPartition, Target]
-    tails: Mapping[int, SequenceTail]
-    correction_tails: Mapping[int, CorrectionTail] = field(default_factory=dict)
+    tails: Mapping[int, Tail]
+    correction_tails: Mapping[int, Tail] = field(default_factory=dict)
 
     @cached_property
     def _before(self) -> Generations:
@@ -347,26 +332,30 @@ class Jump:
         last = last_batch(self._reader, self.settings)
         return max(self._before.newest.from_batch, 0 if last is None else last[0].batch + 1)
 
-    def _check_order(self) -> None:
-        """Raise ConfigurationError if published records would be merged again and not be
-        recognised.
-
-        That happens to records before a lake that was recovered from its sink, if the order of
-        messages has changed: only it tells whether they are published.
+    def _check_known(self) -> None:
+        """Raise ConfigurationError where a lake that was taken up from its sink does not know which
+        records are out: those that are in messages and not read yet, and all before it.
         """
-        if not self.settings.merge.says_closing:
-            return
-        for tp, known_from in told_by_order(self._before[0], self._generation):
-            raise ConfigurationError(
-                "silver does not have all that was published, with a timeout, of what lies before "
-                f"offset {known_from} of {tp.input.topic}[{tp.partition}], so it would be "
-                "published again with the window",
-                where="--to",
-                fix=(
-                    "run this lake until a message that its window has closed is out in "
-                    f"partition {tp.partition}, or jump to a later time"
-                ),
-            )
+        first = self._before[0]
+        for jump in self.jumps:
+            if first.kind == "sink" and jump.to_offset < first.begin[jump.tp]:
+                raise ConfigurationError(
+                    "this lake does not know what lies before offset "
+                    f"{first.begin[jump.tp]} of {jump.tp.input.topic}[{jump.tp.partition}]: its "
+                    "sink was taken up there",
+                    where="--to",
+                    fix="jump to a later time, or begin a lake with another `publish.topic`",
+                )
+        last = last_batch(self._reader, self.settings)
+        clocks = {} if last is None else last[0].clocks
+        newest, longest_ms = self._before.newest, self.settings.merge.longest_ms
+        for p, until in read_back_until(self._reader, newest, longest_ms).items():
+            if clocks.get(p, 0) <= until:
+                raise ConfigurationError(
+                    f"records that the sink has are still to be read in partition {p}",
+                    where="--to",
+                    fix=f"run the lake until its clock has passed {time_text(until)}, then jump",
+                )
 
     def preview(self) -> dict[str, Any]:
         """Return what the reset does.
@@ -374,10 +363,9 @@ class Jump:
         That is: its offsets by topic-partition, how many open records it closes, and how many
         finished, unpublished ones.
         """
-        self._check_order()
+        self._check_known()
         unfinished: Where = [[("status", "in", ["open", "waiting"])]]
-        closing_from = read_epochs(self._reader, self.settings).closing_from
-        not_published = list(unpublished(self._before.newest, self._generation, closing_from))
+        not_published = list(unpublished(self._before.newest, self._generation))
         return {
             "to": self.to,
             "open_records_closed": row_count(self._reader, tables.SILVER, unfinished),
@@ -401,7 +389,7 @@ class Jump:
 
     def commit(self) -> None:
         """Make the reset. Raises ConfigurationError if it is not possible."""
-        self._check_order()
+        self._check_known()
         generation = self._generation
         for input_id in self.settings.inputs:
             self._read_missing(input_id)

@@ -1,16 +1,48 @@
-"""The base of the sequences that gold publishes: what both ask of their lake."""
+"""A sequence of one lake: what of it is pending, and its messages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple, cast
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Message
+
+from watersmeet.core.columns import both, groups, int64s, numbered
+from watersmeet.core.corrections import as_silver
+from watersmeet.core.message import as_read, message_values
+from watersmeet.core.sequence import CORRECTED, MERGED, Headers, Sequence, Tail
 from watersmeet.engine import Engine
+from watersmeet.expressions.publish import Expressions, warn
+from watersmeet.kafka.publisher import sequence_tail
 from watersmeet.lake.epochs import Epochs, read_epochs
 from watersmeet.lake.generations import Generations, read_generations
-from watersmeet.running.publication_plan import LIMIT_BYTES
+from watersmeet.lake.progress import last_batch
+from watersmeet.lake.published import last_tails
+from watersmeet.running.publication_plan import LIMIT_BYTES, Limits, Pending, Unpublished
+from watersmeet.running.recovery_headers import RecoveryHeaders
 from watersmeet.running.transaction_size import TransactionSize
 from watersmeet.settings import Settings
+
+MAX_PER_CHUNK = 50_000
+"""Approximate number of rows that are read into memory at a time, and in the first transaction."""
+
+_CORRECTIONS_PER_CHUNK = 5_000
+
+
+class Publication(NamedTuple):
+    """The messages of a partition in one transaction: from `first_seq` up to `tail`.
+
+    The offset of `tail` is None if it is not known.
+    """
+
+    partition: int
+    first_seq: int
+    tail: Tail
 
 
 @dataclass
@@ -20,8 +52,93 @@ class LakeSequence:
     engine: Engine
     settings: Settings
     partitions: int
+    sequence: Sequence = MERGED
     _generations: Generations = field(default_factory=Generations)
     """Empty until the lake has begun. No other one begins while this process is the owner."""
+    _done: tuple[int, Mapping[int, Tail]] | None = None
+    """A version of the table that has nothing behind these tails."""
+
+    @property
+    def topic(self) -> str:
+        """The topic that the messages go to."""
+        publish = self.settings.publish
+        return publish.topic if self.sequence is MERGED else cast(str, publish.corrections_topic)
+
+    def pending(self, tails: Mapping[int, Tail], size: TransactionSize) -> Pending | None:
+        """Return what follows these last messages, about as much as a transaction takes.
+
+        None while the lake has not begun. Where nothing was pending and the table has no commit
+        since, nothing is read.
+        """
+        if not self.has_begun():
+            return None
+        reader = self.engine.reader
+        if self._done is not None:
+            version, done = self._done
+            if tails == done and not reader.has_moved(self.sequence.table, version):
+                return Pending([], has_more=False)
+        version = reader.version(self.sequence.table)
+        clocks = self._clocks()
+        per_chunk = MAX_PER_CHUNK if self.sequence is MERGED else _CORRECTIONS_PER_CHUNK
+        limits = Limits(size.limit, per_chunk, max(1, LIMIT_BYTES * size.limit // size.largest))
+        backlog = self._unpublished(tails, clocks).pending(limits)
+        # What waits for the clock is let go by a note of it, and not by a commit to the table.
+        is_done = not backlog.records and clocks is None
+        self._done = (version, dict(tails)) if is_done else None
+        return backlog
+
+    def headers(self, backlog: Pending) -> Mapping[int, tuple[Headers, Headers]]:
+        """Return, by partition, further headers of the first and of the last message of what is
+        pending: from these of the sink a lost lake would be taken up.
+        """
+        return self._recovery_headers.of(backlog.ends) if self.sequence is MERGED else {}
+
+    def messages(
+        self,
+        backlog: Pending,
+        tails: Mapping[int, Tail],
+        headers: Mapping[int, tuple[Headers, Headers]],
+        ends: dict[int, Tail],
+    ) -> Iterator[pa.Table]:
+        """Yield the messages of what is pending, each table for one partition.
+
+        `tails`: the last message of each partition; put into `ends`, by partition, is the last one
+        of these messages, whose offset is not known yet. `headers`: as `headers` returns them.
+        """
+        last_chunks = {p: number for number, chunk in enumerate(backlog.chunks) for p in chunk}
+        finished = self._unpublished({}, None)
+        for number, chunk in enumerate(backlog.chunks):
+            rows = self.engine.reader.rows(self.sequence.table, self._columns, finished.of(chunk))
+            places = numbered(rows.select([*self.sequence.order]))
+            by_partition = groups(int64s(rows["partition"]))
+            for p in sorted(chunk.keys() & by_partition.keys()):
+                here = places.take(pa.array(by_partition[p]))
+                its = rows.take(chunk[p].of(self.sequence, here)["_row"])
+                if not its.num_rows:
+                    continue
+                values = values_of(self.sequence, its, self.epochs)
+                first, last = headers.get(p, ([], []))
+                further = {} if p in ends else {0: first}
+                further |= {its.num_rows - 1: last} if number == last_chunks[p] else {}
+                tail = ends.get(p, tails.get(p))
+                made, ends[p] = self.sequence.messages(its, values, tail, further)
+                yield made
+
+    def tail(self, message: Message) -> Tail:
+        """Return how far a sequence has come, as its last message says.
+
+        Raises ForeignMessageError if the message is not Watersmeet's.
+        """
+        timeout_ms = self.epochs[0].settings.merge.window.gap_ms
+        return sequence_tail(message, self.sequence, timeout_ms)
+
+    def first_tails(self) -> Mapping[int, Tail]:
+        """Return, by partition, the message behind which the newest generation publishes."""
+        return self._generations.newest.tails_of(self.sequence) if self.has_begun() else {}
+
+    def noted(self, sink: str) -> dict[int, Tail]:
+        """Return, by partition, how far the sequences of a topic have come, as `published` says."""
+        return last_tails(self.engine.reader, self.sequence, sink)
 
     def has_begun(self) -> bool:
         """Return True where the lake says where its newest generation begins."""
@@ -34,7 +151,69 @@ class LakeSequence:
         """The epochs of the lake; no other one begins while this process is the owner."""
         return read_epochs(self.engine.reader, self.settings)
 
+    @property
+    def _columns(self) -> list[str]:
+        if self.sequence is CORRECTED:
+            return list(self.engine.lake.schema(self.sequence.table).names)
+        beside = ["partition", "batch", "event_time", "last_event_time"]
+        return [*beside, *self.sequence.order, *self.settings.sources]
 
-def limit_bytes(size: TransactionSize) -> int:
-    """Return the approximate maximum size (bytes) of the records of the next transaction."""
-    return max(1, LIMIT_BYTES * size.limit // size.largest)
+    def _unpublished(
+        self, tails: Mapping[int, Tail], clocks: Mapping[int, int] | None
+    ) -> Unpublished:
+        from_batch = self._generations.newest.from_batch
+        reader = self.engine.reader
+        return Unpublished(reader, self.sequence, tails, self.partitions, from_batch, clocks)
+
+    def _clocks(self) -> Mapping[int, int] | None:
+        """Return the clock (ms) of each partition if there were several epochs; else None.
+
+        An epoch may finish rows in advance, with the time at which it begins. Nothing of them is
+        published before the clock is there.
+        """
+        if len(self.epochs) == 1:
+            return None
+        last = last_batch(self.engine.reader, self.settings)
+        return {} if last is None else last[0].clocks
+
+    @cached_property
+    def _recovery_headers(self) -> RecoveryHeaders:
+        return RecoveryHeaders(
+            self.engine.reader, self.settings, self.partitions, self.epochs, self._generations
+        )
+
+
+def values_of(sequence: Sequence, rows: pa.Table, epochs: Epochs) -> pa.ChunkedArray:
+    """Return the value of the message of each row (large_binary), null for one without a value.
+
+    It follows the rules of the epoch whose batch finished the row: an earlier epoch than the
+    current one knew fewer fields of the sources' values, so its messages have only those.
+    """
+    of_epochs = groups(epochs.numbers_of(int64s(rows["batch"])))
+    if len(of_epochs) == 1:
+        [number] = of_epochs
+        return values_under(epochs[number].settings, sequence, rows)
+    values = pa.chunked_array([], pa.large_binary())
+    for number, its in of_epochs.items():
+        under = values_under(epochs[number].settings, sequence, rows.take(pa.array(its)))
+        values = both(values, under, pa.large_binary())
+    order = np.argsort(np.concatenate([*of_epochs.values(), np.empty(0, np.int64)]))
+    return values.take(pa.array(order))
+
+
+def values_under(settings: Settings, sequence: Sequence, rows: pa.Table) -> pa.ChunkedArray:
+    """Return the value of the message of each row (large_binary) by the rules of one epoch."""
+    content = rows if sequence is MERGED else as_silver(rows)
+    sources = settings.sources
+    expressions = Expressions.of(settings)
+    if expressions.value is None:
+        read = as_read(content, {name: source.read_type for name, source in sources.items()})
+        values = message_values(read, list(sources))
+    else:
+        read = as_read(content, {name: source.value_type for name, source in sources.items()})
+        outcome = expressions.messages(read)
+        warn("publish.value", pc.sum(outcome.failed).as_py(), rows.num_rows, outcome.error)
+        values = outcome.values
+    if sequence is MERGED:
+        return values
+    return pc.if_else(rows["valid"], values, pa.scalar(None, values.type)).cast(pa.large_binary())

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 import pyarrow.compute as pc
 
 from watersmeet.core.columns import one_chunk
-from watersmeet.core.correction_sequence import TOO_MANY
 from watersmeet.core.input_columns import part_topics
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import BatchPlan, TopicPartition
+from watersmeet.core.sequence import TOO_MANY
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
 from watersmeet.lake.inputs import of_topic, topic_partition

@@ -1,28 +1,24 @@
-"""Plans how far a publication reaches.
-
-It finds the finished, valid records that silver has beyond the sink's tails.
-"""
+"""Plans how far a publication of a sequence reaches: the rows beyond the tails of its topic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from watersmeet.core.columns import MAX_TIME, NULL_TIME, Booleans, Int64s, groups, int64s, looked_up
+from watersmeet.core.columns import Booleans, Int64s, cuts, groups, int64s, looked_up
 from watersmeet.core.reading import RECORD_BYTES
-from watersmeet.core.sequence import MessageTime, SequenceTail
-from watersmeet.lake import tables
-from watersmeet.lake.order import COLUMNS, PLAIN_COLUMNS, beyond, may_be_beyond
+from watersmeet.core.sequence import Place, Sequence, Tail
+from watersmeet.lake.order import after, beyond, may_be_beyond, up_to, with_message
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
     Where,
     in_portions,
-    lexicographic,
     neighbours,
     sizes_of,
 )
@@ -31,47 +27,35 @@ CHUNK_BYTES = 64 * 1024 * 1024
 LIMIT_BYTES = 2 * 1024 * 1024 * 1024
 """Size limits of records, as they are in memory: of a chunk and (roughly) of a publication."""
 
-_FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
 
+class Range(NamedTuple):
+    """A range of a partition's sequence: what sorts after a place (None: from its beginning on) and
+    up to another. Both may be the first columns of places alone."""
 
-class TimeRange(NamedTuple):
-    """The range of a partition that is published.
+    after: Place | None
+    until: Place
 
-    `first` and `last`: the times (ms) of its first and its last message. Records of one time that
-    do not fit into a chunk are in several, each alone in its chunk. `begin` and `end` are then the
-    other columns of the order for the first and the last record of a chunk; None at the first and
-    the last record of that time. `says_closing`: see `core.sequence.MessageTime`.
-    """
-
-    first: int
-    last: int
-    begin: Sequence[Any] | None = None
-    end: Sequence[Any] | None = None
-    says_closing: bool = False
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """The columns that order the records; the first one is the time."""
-        return COLUMNS if self.says_closing else PLAIN_COLUMNS
-
-
-class Ends(NamedTuple):
-    """The times of the first and of the last message of a partition in a publication."""
-
-    first: MessageTime
-    last: MessageTime
+    def of(self, sequence: Sequence, rows: pa.Table) -> pa.Table:
+        """Return those of a partition's rows that are in the range, in their order."""
+        is_its = ~sequence.is_after(rows, self.until)
+        if self.after is not None:
+            is_its &= sequence.is_after(rows, self.after)
+        return sequence.in_order(rows.filter(pa.array(is_its)))
 
 
 class Pending(NamedTuple):
-    """The records that are published next.
+    """The rows that are published next.
 
-    `chunks`: one chunk after the other, each by partition. `has_more`: more is pending. `ends`: the
-    times of messages, by partition. `records`: how many records there are.
+    - `chunks`: one after the other, each a range by partition.
+    - `has_more`: more is pending.
+    - `ends`: by partition, the times (ms) of the clock at which its first and its last row were
+      finished.
+    - `records`: how many rows there are.
     """
 
-    chunks: list[dict[int, TimeRange]]
+    chunks: list[dict[int, Range]]
     has_more: bool
-    ends: Mapping[int, Ends] = MappingProxyType({})
+    ends: Mapping[int, tuple[int, int]] = MappingProxyType({})
     records: int = 0
 
 
@@ -83,250 +67,184 @@ class Limits(NamedTuple):
     bytes: int = LIMIT_BYTES
 
 
-class Unpublished(NamedTuple):
-    """The records that count as not published.
+@dataclass(frozen=True)
+class Unpublished:
+    """The rows of a sequence that count as not published, in `partitions` partitions.
 
-    `tails`: the last message of each partition that has one, which they sort after. `partitions`:
-    the number of partitions. `from_batch`: the first batch of silver that counts. `closing_from`:
-    the first batch whose messages say when their merge records were closed. `clocks`: by partition,
-    the clock (ms) up to which all closed records are known; None if every finished record is closed
-    at or before it.
+    - `tails`: by partition, the last message, which they sort after.
+    - `from_batch`: the first batch of silver that counts.
+    - `clocks`: by partition, the clock (ms) up to which all that is finished is known; None where
+      nothing is finished in advance of the clock.
     """
 
-    tails: Mapping[int, SequenceTail]
+    reader: TableReader
+    sequence: Sequence
+    tails: Mapping[int, Tail]
     partitions: int
     from_batch: int = 0
-    closing_from: int | None = None
     clocks: Mapping[int, int] | None = None
 
-    def where(self) -> Where:
-        """Return a condition for these records that a few more may meet."""
-        beyond_tails = may_be_beyond(self.tails, range(self.partitions), self.closing_from)
-        return [[*self._finished(), *terms] for terms in beyond_tails]
+    def pending(self, limits: Limits) -> Pending:
+        """Return the rows that are published next, in chunks, about as many as the limits say.
 
-    def of_kind(self, *, says_closing: bool) -> list[Condition]:
-        """Return the condition for finished records whose messages say when they were closed, or
-        do not.
+        There are fewer if they are large; a chunk has `CHUNK_BYTES`.
+
+        All rows of one time of the clock are published together, in several chunks if they must.
+        Whatever is finished later has a later time, so a range stays the same while the lake moves
+        on. If there are more rows than the limit, each partition gives about an equal share.
         """
-        if self.closing_from is None:
-            return [*self._finished(), *([("batch", "<", 0)] if says_closing else [])]
-        return [*self._finished(), ("batch", ">=" if says_closing else "<", self.closing_from)]
-
-    def of_chunk(self, chunk: Mapping[int, TimeRange]) -> Where:
-        """Return a condition for a chunk's records, which more may meet in several partitions."""
-        where: list[list[Condition]] = []
-        for says_closing in (False, True):
-            partitions = [p for p, r in chunk.items() if r.says_closing == says_closing]
-            for near in neighbours(sorted(partitions, key=lambda p: chunk[p].first)):
-                if not near:
-                    continue
-                column = chunk[near[0]].columns[0]
-                first = min(chunk[p].first for p in near)
-                last = max(chunk[p].last for p in near)
-                bounds = [(column, ">=", first), (column, "<=", last)]
-                kind = self.of_kind(says_closing=says_closing)
-                where.append([*kind, ("partition", "in", sorted(near)), *bounds])
-        for time_range in chunk.values():
-            for place, operator in ((time_range.begin, ">="), (time_range.end, "<=")):
-                if place is not None:
-                    bounds_of_place = lexicographic(time_range.columns[1:], place, operator)
-                    where = [[*terms, *bound] for terms in where for bound in bounds_of_place]
-        return where
-
-    def _finished(self) -> list[Condition]:
-        from_batch: list[Condition] = [("batch", ">=", self.from_batch)] if self.from_batch else []
-        return [*_FINISHED, *from_batch]
-
-
-def pending(reader: TableReader, unpublished: Unpublished, limits: Limits) -> Pending:
-    """Return the records that are published next, in chunks, about as many as the limits say.
-
-    There are fewer records if they are large; a chunk has `CHUNK_BYTES`.
-
-    All records of one time are published together, in several chunks if they must. Whatever times
-    out later has a later time, so a range stays the same while silver moves on. If there are more
-    records than the limit, each partition gives about an equal share of its own.
-    """
-    rows = _Rows.of(reader, unpublished)
-    total_bytes = max(1, int(rows.sizes.sum()))
-    share = min(1.0, limits.records / max(1, len(rows.times)), limits.bytes / total_bytes)
-    chunking = _Chunking(reader, unpublished, limits.chunk)
-    ends: dict[int, Ends] = {}
-    count = 0
-    for partition, numbers in groups(rows.partitions, rows.times).items():
-        room = max(1, int(len(numbers) * share))
-        says_closing = rows.says_closing[numbers]
-        # What does not say when it was closed comes first.
-        for kind in (False, True):
-            kind_numbers = numbers[says_closing == kind]
-            if room <= 0 or not len(kind_numbers):
-                continue
-            taken = _first(rows.times[kind_numbers], room)
-            room -= len(taken) if len(taken) == len(kind_numbers) else room
-            chunking.add(partition, taken, np.cumsum(rows.sizes[kind_numbers]), says_closing=kind)
-            first, last = (MessageTime(int(taken[i]), kind) for i in (0, -1))
-            ends[partition] = Ends(ends[partition].first if partition in ends else first, last)
+        rows = self._rows()
+        share = min(
+            1.0,
+            limits.records / max(1, len(rows.times)),
+            limits.bytes / max(1, int(rows.sizes.sum())),
+        )
+        chunking = _Chunking(self, limits.chunk)
+        ends: dict[int, tuple[int, int]] = {}
+        count = 0
+        for partition, numbers in groups(rows.partitions, rows.times).items():
+            times = rows.times[numbers]
+            taken = _first(times, max(1, int(len(times) * share)))
+            chunking.add(partition, taken, rows.sizes[numbers][: len(taken)])
+            ends[partition] = int(taken[0]), int(taken[-1])
             count += len(taken)
-    return Pending(chunking.chunks, share < 1.0, ends, count)
+        return Pending(chunking.chunks, count < len(rows.times), ends, count)
+
+    def of(self, chunk: Mapping[int, Range]) -> Where:
+        """Return the condition for a chunk's rows, which a few more may meet where it has several
+        partitions."""
+        if len(chunk) > 1:
+            return [
+                [*self._finished, ("partition", "in", sorted(near)), *self._times(chunk, near)]
+                for near in neighbours(sorted(chunk, key=lambda p: chunk[p].until))
+            ]
+        [(partition, span)] = chunk.items()
+        begins = [[]] if span.after is None else after(self.sequence, span.after)
+        ends = up_to(self.sequence, span.until)
+        here: list[Condition] = [*self._finished, ("partition", "=", partition)]
+        return [[*here, *begin, *end] for begin in begins for end in ends]
+
+    def _times(self, chunk: Mapping[int, Range], partitions: Iterable[int]) -> list[Condition]:
+        spans = [chunk[p] for p in partitions]
+        first = min(0 if span.after is None else span.after[0] for span in spans)
+        clock = self.sequence.clock
+        return [(clock, ">=", first), (clock, "<=", max(span.until[0] for span in spans))]
+
+    @property
+    def _finished(self) -> list[Condition]:
+        batches: list[Condition] = [("batch", ">=", self.from_batch)] if self.from_batch else []
+        return [*with_message(self.sequence), *batches]
+
+    def _rows(self) -> _Rows:
+        """Return the rows that sort after the tails, up to the clocks."""
+        where = may_be_beyond(self.sequence, self.tails, range(self.partitions))
+        rows = self._select(where)
+        last = looked_up(rows.partitions, {p: _clock(t) for p, t in self.tails.items()}, -1)
+        tied = np.unique(rows.partitions[rows.times == last]).tolist()
+        rows = rows.where(rows.times > last)
+        # Only a failure leaves rows of the tail's own time behind, since all of one time are
+        # published together.
+        ties: Where = [
+            [("partition", "=", p), (self.sequence.clock, "=", _clock(self.tails[p])), *term]
+            for p in tied
+            for term in beyond(self.sequence, self.tails[p])
+        ]
+        for portion in in_portions(ties):
+            rows = rows.with_rows(self._select(portion))
+        if self.clocks is None:
+            return rows
+        return rows.where(rows.times <= looked_up(rows.partitions, self.clocks, -1))
+
+    def _select(self, where: Where) -> _Rows:
+        columns = ["partition", self.sequence.clock, RECORD_BYTES.name]
+        terms = [[*self._finished, *term] for term in where]
+        rows = self.reader.select(self.sequence.table, columns, terms)
+        return _Rows(int64s(rows["partition"]), int64s(rows[self.sequence.clock]), sizes_of(rows))
 
 
 class _Rows(NamedTuple):
-    """Rows of silver that are not published; `times` (ms) of their messages, `sizes` in bytes."""
+    """Rows that are not published: the times (ms) of the clock at which they were finished, and
+    their sizes in bytes."""
 
     partitions: Int64s
     times: Int64s
-    says_closing: Booleans
     sizes: Int64s
 
-    @classmethod
-    def of(cls, reader: TableReader, unpublished: Unpublished) -> _Rows:
-        """Read them."""
-        columns = ["partition", "closed_at", "event_time", "batch", RECORD_BYTES.name]
-        read = reader.select(tables.SILVER, columns, unpublished.where())
-        closing_from = unpublished.closing_from
-        says_closing = int64s(read["batch"]) >= (MAX_TIME if closing_from is None else closing_from)
-        times = np.where(says_closing, int64s(read["closed_at"]), int64s(read["event_time"]))
-        rows = cls(int64s(read["partition"]), times, says_closing, sizes_of(read))
-        is_pending = rows.is_after(reader, unpublished)
-        if unpublished.clocks is not None:
-            clocks = looked_up(rows.partitions, unpublished.clocks, NULL_TIME)
-            is_pending &= ~says_closing | (times <= clocks)
-        return cls(
-            rows.partitions[is_pending],
-            times[is_pending],
-            says_closing[is_pending],
-            rows.sizes[is_pending],
-        )
+    def where(self, keep: Booleans) -> _Rows:
+        return _Rows(*(column[keep] for column in self))
 
-    def is_after(self, reader: TableReader, unpublished: Unpublished) -> Booleans:
-        """Return True for each row that sorts after the tail of its partition.
-
-        Only a failure leaves rows behind that have exactly the tail's time and sort after it, since
-        all records of one time are published together.
-        """
-        tails = unpublished.tails
-        tail_closings = {p: int(tail.closed_at is not None) for p, tail in tails.items()}
-        tail_times = {p: _time_of(tail) for p, tail in tails.items()}
-        closing = looked_up(self.partitions, tail_closings, -1)
-        time = looked_up(self.partitions, tail_times, NULL_TIME)
-        is_same_kind = self.says_closing == closing
-        is_after = (self.says_closing > closing) | (is_same_kind & (self.times > time))
-        is_tie = is_same_kind & (self.times == time)
-        tied = _with_ties(reader, unpublished, np.unique(self.partitions[is_tie]).tolist())
-        return np.asarray(is_after | (is_tie & np.isin(self.partitions, tied)), np.bool_)
-
-
-def _time_of(tail: SequenceTail) -> int:
-    """Return the time (ms) of a partition's last message."""
-    return tail.event_time if tail.closed_at is None else tail.closed_at
+    def with_rows(self, other: _Rows) -> _Rows:
+        return _Rows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
 @dataclass
 class _Chunking:
-    """Cuts the records of a publication into chunks of so many records and `CHUNK_BYTES`."""
+    """Cuts the rows of a publication into chunks of so many rows and `CHUNK_BYTES`."""
 
-    reader: TableReader
     unpublished: Unpublished
     size: int
-    chunks: list[dict[int, TimeRange]] = field(default_factory=list)
+    chunks: list[dict[int, Range]] = field(default_factory=list)
     _room: int = 0
     _room_bytes: int = 0
 
-    def add(self, partition: int, times: Int64s, sums: Int64s, *, says_closing: bool) -> None:
-        """Add records of a partition in order, with the running total of their sizes."""
-        if self.chunks and partition in self.chunks[-1]:
-            self._room = 0
+    def add(self, partition: int, times: Int64s, sizes: Int64s) -> None:
+        """Add rows of a partition in order of time."""
+        tail = self.unpublished.tails.get(partition)
+        place = None if tail is None else tail.place
+        begins = np.flatnonzero(np.diff(times, prepend=-1))
+        # The rows of one time stay together.
+        counts = np.diff(np.append(begins, len(times)))
+        together = np.add.reduceat(sizes, begins)
         done = 0
-        while done < len(times):
-            before = int(sums[done - 1]) if done else 0
-            fits = int(np.searchsorted(sums, before + self._room_bytes, side="right")) - done
-            if self._room <= 0 or (fits <= 0 and self.chunks[-1]):
+        while done < len(begins):
+            fits = self._fitting(counts[done:], together[done:])
+            is_alone = bool(self.chunks) and not self.chunks[-1]
+            if fits == 0 and not is_alone:
                 self._begin()
                 continue
-            taken = _first(times[done:], max(1, min(self._room, fits)))
-            if self._is_too_much(taken, int(sums[done + len(taken) - 1]) - before):
-                if taken[0] == taken[-1]:
-                    done += self._add_parts(partition, taken, says_closing=says_closing)
-                    continue
-                taken = taken[: np.searchsorted(taken, taken[-1])]
-            time_range = TimeRange(int(taken[0]), int(taken[-1]), says_closing=says_closing)
-            self.chunks[-1][partition] = time_range
-            done += len(taken)
-            self._room -= len(taken)
-            self._room_bytes -= int(sums[done - 1]) - before
+            end = done + max(fits, 1)
+            until = (int(times[begins[end - 1]]),)
+            if fits == 0 and counts[done] > 1:
+                parts = self._parts(partition, Range(place, until))
+                self.chunks[-1:] = [{partition: part} for part in parts]
+                self._room = 0
+            else:
+                self.chunks[-1][partition] = Range(place, until)
+                self._room -= int(counts[done:end].sum())
+                self._room_bytes -= int(together[done:end].sum())
+            place = until
+            done = end
+
+    def _fitting(self, counts: Int64s, sizes: Int64s) -> int:
+        """Return of how many times the rows fit into the chunk that has begun."""
+        if self._room <= 0:
+            return 0
+        rows = np.searchsorted(np.cumsum(counts), self._room, side="right")
+        return int(min(rows, np.searchsorted(np.cumsum(sizes), self._room_bytes, side="right")))
 
     def _begin(self) -> None:
         self.chunks.append({})
         self._room = self.size
         self._room_bytes = CHUNK_BYTES
 
-    def _is_too_much(self, taken: Int64s, taken_bytes: int) -> bool:
-        """Return True where records, of which the last share a time, do not fit into the chunk."""
-        is_beyond = len(taken) > self._room + self.size or taken_bytes > self._room_bytes
-        return len(taken) > 1 and is_beyond
+    def _parts(self, partition: int, span: Range) -> Iterator[Range]:
+        """Yield the rows of one time of a partition, cut so that each part fits into a chunk."""
+        sequence = self.unpublished.sequence
+        where = self.unpublished.of({partition: span})
+        columns = [*sequence.order, RECORD_BYTES.name]
+        rows = self.unpublished.reader.select(sequence.table, columns, where)
+        rows = sequence.in_order(rows)
+        place = span.after
+        for _, end in cuts(sizes_of(rows), CHUNK_BYTES, self.size):
+            last = sequence.places(rows.slice(end - 1, 1))[0]
+            yield Range(place, last)
+            place = last
 
-    def _add_parts(self, partition: int, taken: Int64s, *, says_closing: bool) -> int:
-        """Add records of one time in chunks of their own, unless a chunk has begun; it ends then.
 
-        Return how many were added.
-        """
-        self._room = 0
-        if self.chunks[-1]:
-            return 0
-        time = int(taken[0])
-        at = TimeRange(time, time, says_closing=says_closing)
-        self.chunks[-1:] = [{partition: part} for part in self._parts(partition, at)]
-        return len(taken)
-
-    def _parts(self, partition: int, at: TimeRange) -> Iterator[TimeRange]:
-        """Yield the records of one time of a partition, cut so that each part fits into a chunk."""
-        columns = at.columns[1:]
-        where = self.unpublished.of_chunk({partition: at})
-        rows = self.reader.select(tables.SILVER, [*columns, RECORD_BYTES.name], where)
-        rows = rows.sort_by([(name, "ascending") for name in columns])
-        begin = None
-        room = self.size
-        room_bytes = CHUNK_BYTES
-        last = None
-        places = zip(*(rows[name].to_pylist() for name in columns), strict=True)
-        for place, row_bytes in zip(places, sizes_of(rows).tolist(), strict=True):
-            if last is not None and (room == 0 or row_bytes > room_bytes):
-                yield at._replace(begin=begin, end=last)
-                begin = place
-                room = self.size
-                room_bytes = CHUNK_BYTES
-            last = place
-            room -= 1
-            room_bytes -= row_bytes
-        yield at._replace(begin=begin)
+def _clock(tail: Tail) -> int:
+    return int(tail.place[0])
 
 
 def _first(times: Int64s, count: int) -> Int64s:
     """Return the first `count` of these sorted times, and those that equal the last of them."""
     return times[: np.searchsorted(times, times[min(count, len(times)) - 1], side="right")]
-
-
-def _with_ties(
-    reader: TableReader, unpublished: Unpublished, partitions: Sequence[int]
-) -> list[int]:
-    """Return the partitions with a record that has exactly the tail's time and sorts after it."""
-    where: Where = [
-        [*_kind_of(unpublished, p), ("partition", "=", p), *terms]
-        for p in partitions
-        for terms in _at_time_after(unpublished.tails[p])
-    ]
-    tied = set[int]()
-    for portion in in_portions(where):
-        rows = reader.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, portion)
-        tied.update(rows["partition"].to_pylist())
-    return sorted(tied)
-
-
-def _kind_of(unpublished: Unpublished, partition: int) -> list[Condition]:
-    return unpublished.of_kind(says_closing=unpublished.tails[partition].closed_at is not None)
-
-
-def _at_time_after(tail: SequenceTail) -> Where:
-    """Return a condition for the rows of a tail's kind that have its time and sort after it."""
-    _, *ties = beyond(tail, None, is_after=True)
-    return ties

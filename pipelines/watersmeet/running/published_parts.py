@@ -5,46 +5,32 @@ A generation that begins before them must not merge them again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.clocks import clocks_of
-from watersmeet.core.columns import Int64s, groups, int64s, one_chunk, times_ms
-from watersmeet.core.correction_sequence import ORDER, CorrectionPlace, CorrectionTail, is_up_to
-from watersmeet.core.idle import IdleDecision
+from watersmeet.core.columns import Int64s, groups, int64s, one_chunk
 from watersmeet.core.input_columns import part_topics
 from watersmeet.core.inputs import InputId
-from watersmeet.core.merge import MESSAGE_SCHEMA, is_published
 from watersmeet.core.plan import (
-    Available,
-    BatchPlan,
-    Cursor,
-    OffsetRange,
-    Rules,
     TopicPartition,
     by_topic_partition,
-    positions_of,
 )
 from watersmeet.core.repeated import RECORD_IDS
-from watersmeet.core.sequence import SequenceTail, SortKey, place_of
+from watersmeet.core.sequence import CORRECTED, MERGED, Place, Tail
 from watersmeet.engine import Engine, Rows
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import read_decisions
-from watersmeet.lake.epochs import inherited_lateness, read_epochs
 from watersmeet.lake.generations import Generation, Generations
 from watersmeet.lake.inputs import of_topic
-from watersmeet.lake.order import PLACE_COLUMNS
+from watersmeet.lake.order import with_message
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.recovered import MESSAGES, joined, parts_of_messages, read_since
 from watersmeet.lake.retention_bounds import read_retention_bounds
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, within
-from watersmeet.lake.tenant_state import BatchEnd, TenantStateReader
 from watersmeet.lake.unpublished import reached
-from watersmeet.running.recover_planner import merge_rules
 from watersmeet.settings import Settings
 
 _WAITING = ["topic", "partition", "offset", "event_time", "heartbeat", "merge_key", "tenant"]
@@ -66,7 +52,7 @@ def out_offsets(
     engine: Engine,
     settings: Settings,
     generations: Generations,
-    tails: Mapping[int, SequenceTail],
+    tails: Mapping[int, Tail],
 ) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the sorted offsets of all parts of messages up to these tails.
 
@@ -74,23 +60,18 @@ def out_offsets(
     included.
     """
     newest = generations.newest
-    names = ["partition", "batch", *PLACE_COLUMNS, *part_columns(settings)]
-    valid = engine.read(
-        tables.SILVER, names, [[("status", "=", "timed_out"), ("valid", "=", True)]]
-    )
+    names = ["partition", "batch", *MERGED.order, *part_columns(settings)]
+    valid = engine.read(tables.SILVER, names, [with_message(MERGED)])
     function = partial(
         _parts_of_messages,
         newest=newest,
         tails=tails,
-        closing_from=read_epochs(engine.reader, settings).closing_from,
         inputs=settings.inputs,
     )
     published = engine.collect(engine.per_partition(function, [valid], PARTS))
     if generations[0].kind == "sink":
-        recovered = [engine.collect(_known_from_sink(engine, settings, generations))]
-        if generations.after(generations[0]) is None:
-            recovered.append(engine.collect(_waiting_from_sink(engine, settings, generations[0])))
-        published = pa.concat_tables([published, *recovered])
+        recovered = engine.collect(_known_from_sink(engine, settings, generations))
+        published = pa.concat_tables([published, recovered])
     parts = offsets_of(published, settings.inputs)
     return joined([*parts.items(), *passed_over(engine.reader, newest).items()])
 
@@ -99,7 +80,7 @@ def corrected_offsets(
     engine: Engine,
     settings: Settings,
     generations: Generations,
-    tails: Mapping[int, CorrectionTail],
+    tails: Mapping[int, Tail],
 ) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the sorted offsets of all parts of published corrections.
 
@@ -119,7 +100,7 @@ def corrected_offsets(
         recovered=generations[0].corrected_before,
         inputs=settings.inputs,
     )
-    names = ["generation", "partition", *ORDER, "valid", *part_columns(settings)]
+    names = ["generation", "partition", *CORRECTED.order, "valid", *part_columns(settings)]
     rows = engine.read(tables.CORRECTIONS, names)
     parts = engine.collect(engine.per_partition(function, [rows], PARTS))
     return joined(offsets_of(parts, settings.inputs).items())
@@ -188,15 +169,15 @@ def deleted_offsets(
     return joined(deleted)
 
 
-def _places_in(tails: Mapping[int, CorrectionTail]) -> dict[int, CorrectionPlace]:
+def _places_in(tails: Mapping[int, Tail]) -> dict[int, Place]:
     return {p: tail.place for p, tail in tails.items()}
 
 
 def _parts_of_corrections(
     rows: pa.Table,
     *,
-    spans: Sequence[tuple[int, dict[int, CorrectionPlace], dict[int, CorrectionPlace]]],
-    recovered: dict[int, CorrectionPlace],
+    spans: Sequence[tuple[int, dict[int, Place], dict[int, Place]]],
+    recovered: dict[int, Place],
     inputs: Sequence[InputId],
 ) -> pa.Table:
     """Return the parts of published corrections, and their duplicates.
@@ -208,9 +189,9 @@ def _parts_of_corrections(
     published = [rows.slice(0, 0)]
     for number, since, until in spans:
         own = rows.filter(pc.equal(rows["generation"], number))
-        is_between = is_up_to(own, until) & ~is_up_to(own, since)
+        is_between = CORRECTED.is_up_to(own, until) & ~CORRECTED.is_up_to(own, since)
         is_out = pc.and_(own["valid"], pa.chunked_array([is_between]))
-        is_recovered = is_up_to(own, recovered if number == 0 else {})
+        is_recovered = CORRECTED.is_up_to(own, recovered if number == 0 else {})
         published.append(own.filter(pc.or_(is_out, pa.chunked_array([is_recovered]))))
     return places_of_parts(pa.concat_tables(published), inputs)
 
@@ -227,40 +208,17 @@ def _parts_of_messages(
     rows: pa.Table,
     *,
     newest: Generation,
-    tails: Mapping[int, SequenceTail],
-    closing_from: int | None,
+    tails: Mapping[int, Tail],
     inputs: Sequence[InputId],
 ) -> pa.Table:
     """Return the parts of those finished, valid rows that are published, and their duplicates.
 
-    All rows of the generations before the newest are. `closing_from`: `Epochs.closing_from`.
+    All rows of the generations before the newest are.
     """
-    places = _places(rows, closing_from)
-    partitions = rows["partition"].to_pylist()
-    batches = rows["batch"].to_pylist()
-    is_out = []
-    for p, batch, place in zip(partitions, batches, places, strict=True):
-        is_behind = p in newest.tails and place <= newest.tails[p].place
-        is_out.append(
-            batch < newest.from_batch or (p in tails and place <= tails[p].place and not is_behind)
-        )
-    published = rows.filter(pa.array(is_out, pa.bool_()))
-    return places_of_parts(published, inputs)
-
-
-def _places(rows: pa.Table, closing_from: int | None) -> Iterator[SortKey]:
-    """Yield the place of each finished, valid row in the order of publication."""
-    columns = [
-        times_ms(rows["event_time"]).tolist(),
-        rows["merge_key"].to_pylist(),
-        times_ms(rows["due"]).tolist(),
-        times_ms(rows["closed_at"]).tolist(),
-        rows["tenant"].to_pylist(),
-    ]
-    batches = rows["batch"].to_pylist()
-    for batch, (event_time, key, *closing) in zip(batches, zip(*columns, strict=True), strict=True):
-        says_closing = closing_from is not None and batch >= closing_from
-        yield place_of(event_time, key, *(closing if says_closing else ()))
+    is_behind = MERGED.is_up_to(rows, _places_in(newest.tails))
+    is_out = MERGED.is_up_to(rows, _places_in(tails)) & ~is_behind
+    is_earlier = int64s(rows["batch"]) < newest.from_batch
+    return places_of_parts(rows.filter(pa.array(is_earlier | is_out)), inputs)
 
 
 def offsets_of(parts: pa.Table, inputs: Sequence[InputId]) -> dict[TopicPartition, Int64s]:
@@ -346,83 +304,6 @@ def _next_batch(reader: TableReader, settings: Settings, generation: Generation)
     """Return the number of the generation's next batch."""
     last = last_batch(reader, settings)
     return max(generation.from_batch, 0 if last is None else last[0].batch + 1)
-
-
-def _waiting_from_sink(engine: Engine, settings: Settings, generation: Generation) -> Rows:
-    """Return the records that a recovered lake has read and not merged yet, and that the sink has.
-
-    The merge would leave them out once the clock has reached them. All others of their keys wait to
-    be merged.
-    """
-    reader = engine.reader
-    last = last_batch(reader, settings)
-    cursors = {tp: Cursor(offset) for tp, offset in generation.begin.items()}
-    clocks: Mapping[int, int] = {}
-    if last is not None and last[0].batch >= generation.from_batch:
-        cursors |= last[0].cursors()
-        clocks = last[0].clocks
-    lateness = inherited_lateness(reader, read_epochs(reader, settings), generation)
-    rules = merge_rules(settings.merge, lateness, read_since(reader, generation))
-    end = BatchEnd(cursors, clocks)
-    state = TenantStateReader(reader, generation)
-    idle: dict[TopicPartition, list[IdleDecision]] = {}
-    for tp, decision in read_decisions(reader, generation):
-        if not cursors[tp].has_consumed(decision):
-            idle.setdefault(tp, []).append(decision)
-    inputs = list[Rows]()
-    for input_id in settings.inputs:
-        begins = {
-            tp.partition: (c.next_offset, None) for tp, c in cursors.items() if tp.input == input_id
-        }
-        timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(begins)]
-        table = tables.bronze(input_id.source)
-        source = {"source": input_id.source}
-        inputs.append(engine.read(table, _WAITING, of_topic(input_id, timed), constants=source))
-    inputs.append(engine.read(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES))
-    function = partial(
-        _waiting_and_published,
-        cursors=cursors,
-        heads=state.clocks_at(end, rules.lag_ms, lateness.global_floor).heads(),
-        rules=rules,
-        idle=idle,
-    )
-    return engine.per_partition(function, inputs, PARTS)
-
-
-def _waiting_and_published(
-    *inputs: pa.Table,
-    cursors: Mapping[TopicPartition, Cursor],
-    heads: pa.Table,
-    rules: Rules,
-    idle: Mapping[TopicPartition, Sequence[IdleDecision]],
-) -> pa.Table:
-    """Return those of the records beyond the cursors that a message has, or that are passed over.
-
-    The last input are the messages that were read back.
-    """
-    *bronze, messages = inputs
-    parts = [PARTS.empty_table()]
-    for records in bronze:
-        offsets = int64s(records["offset"])
-        times = times_ms(records["event_time"])
-        here = list(dict.fromkeys(tp.input for tp in cursors))
-        for tp, rows in by_topic_partition(records, here, offsets).items():
-            cursor = cursors[tp]
-            decisions = [
-                each for each in idle.get(tp, ()) if each.after_offset + 1 >= cursor.next_offset
-            ]
-            available = Available(offsets[rows], times[rows]).with_idle(decisions)
-            head = int(positions_of(cursor, available)[-1])
-            until = int(offsets[rows[-1]]) + 1
-            done = OffsetRange(cursor.next_offset, until, cursor.position, head, head)
-            plan = BatchPlan(0, {tp: done}, {tp.partition: head}, has_late=False)
-            waiting = records.take(pa.array(rows))
-            positioned = clocks_of(rules, plan, idle, waiting, heads).positioned(waiting)
-            is_out = is_published(positioned, messages, rules) | positioned.is_passed_over(
-                rules, {}
-            )
-            parts.append(positioned.where(is_out).rows.select(PARTS.names).cast(PARTS))
-    return pa.concat_tables(parts)
 
 
 def _is_within(offset: int, span: tuple[int, int | None] | None) -> bool:

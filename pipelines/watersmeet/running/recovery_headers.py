@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
@@ -16,18 +17,23 @@ from watersmeet.core.recovery import (
     read_again_from,
     recovery_headers,
 )
-from watersmeet.core.sequence import NO_RECOVERY, MessageTime
+from watersmeet.core.sequence import NO_RECOVERY, Headers
 from watersmeet.lake.decisions import first_decided, last_decisions, read_decisions
 from watersmeet.lake.epochs import Epochs
 from watersmeet.lake.fingerprints import read_fingerprints
 from watersmeet.lake.generations import Generation, Generations
 from watersmeet.lake.inputs import first_offsets
 from watersmeet.lake.table_reader import Condition, TableReader
-from watersmeet.running.message_rows import Headers
-from watersmeet.running.publication_plan import Ends
 from watersmeet.settings import Settings
 
 log = logging.getLogger("watersmeet.gold")
+
+
+class CloseTimes(NamedTuple):
+    """Times (ms) of the clock that closed the first and the last message of a publication."""
+
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -40,57 +46,52 @@ class RecoveryHeaders:
     epochs: Epochs
     generations: Generations
 
-    def of(self, ends: Mapping[int, Ends], *, is_atomic: bool) -> dict[int, Headers]:
-        """Return the recovery headers by partition, and by the time (ms) of the messages that carry
-        them.
+    def of(self, ends: Mapping[int, tuple[int, int]]) -> dict[int, tuple[Headers, Headers]]:
+        """Return, by partition, the recovery headers of the first and of the last message of a
+        publication.
 
-        A partition's last messages carry them. Its first messages do too unless the publication
-        `is_atomic`: then no part of it may be published alone.
+        `ends`: by partition, the times (ms) of the clock that closed these two. Only where a part
+        of it may be published alone, and not by a transaction, has the first message any.
         """
-        headers: dict[int, dict[MessageTime, list[tuple[str, bytes]]]] = {p: {} for p in ends}
-        carriers = [{p: end.last for p, end in ends.items()}]
-        if not is_atomic:
-            carriers.append({p: end.first for p, end in ends.items()})
+        last = self._headers({p: CloseTimes(last, last) for p, (_, last) in ends.items()})
+        if self.settings.publish.delivery == "exactly_once":
+            return {p: ([], headers) for p, headers in last.items()}
+        first = self._headers({p: CloseTimes(*times) for p, times in ends.items()})
+        return {p: (first[p], headers) for p, headers in last.items()}
+
+    def _headers(self, closed: Mapping[int, CloseTimes]) -> dict[int, Headers]:
+        """Return, by partition, the recovery headers of a message that was closed at the first of
+        these times; nothing that it is published with was closed after the last one."""
         generation = self.generations.newest
         rules = read_fingerprints(self.reader, self.settings, self.epochs, self.generations)
         has_decisions = bool(last_decisions(self.reader, generation))
         is_lived = self._is_lived(generation) or has_decisions
-        for times in carriers:
-            positions = {p: self._read_again_from(at) for p, at in times.items()}
-            decided = first_decided(self.reader, generation, positions) if has_decisions else {}
-            min_offsets = self._min_offsets(generation, positions, decided)
-            close_times = {p: self._close_times(at, ends[p].last.time) for p, at in times.items()}
-            decisions = (
-                self._decisions(generation, min_offsets, close_times) if has_decisions else {}
-            )
-            for p, offsets in min_offsets.items():
-                named = {self.settings.input_names[i]: offset for i, offset in offsets.items()}
-                idle = {
-                    self.settings.input_names[i]: decisions[tp].merged()
-                    for i in offsets
-                    if (tp := TopicPartition(i, p)) in decisions
-                }
-                fingerprints = rules.of(p, offsets, positions[p])
-                recovery = recovery_headers(named, idle, fingerprints, is_lived=is_lived)
-                if recovery[0][0] == NO_RECOVERY:
-                    log.warning(
-                        "partition %d: what a lost lake needs of idle decisions does not fit into "
-                        "a message",
-                        p,
-                    )
-                headers[p][times[p]] = recovery
-        return dict(headers)
-
-    def _read_again_from(self, at: MessageTime) -> int:
-        """Return the position (ms) from which a lost lake reads again after a message."""
         merge = self.epochs.current.settings.merge
-        longest_ms = merge.window.longest_ms + (merge.tenant_max_lag_ms or 0)
-        return read_again_from(at.time, longest_ms if at.says_closing else None)
-
-    def _close_times(self, at: MessageTime, last_ms: int) -> CloseTimeRange | None:
-        """Return the closing times of the messages from one on, with tenants."""
-        lag_ms = self.epochs.current.settings.merge.tenant_max_lag_ms
-        return None if lag_ms is None else CloseTimeRange(at.time, last_ms, lag_ms)
+        lag_ms = merge.tenant_max_lag_ms
+        positions = {p: read_again_from(at.first, merge.longest_ms) for p, at in closed.items()}
+        decided = first_decided(self.reader, generation, positions) if has_decisions else {}
+        min_offsets = self._min_offsets(generation, positions, decided)
+        close_times = {
+            p: None if lag_ms is None else CloseTimeRange(*at, lag_ms) for p, at in closed.items()
+        }
+        decisions = self._decisions(generation, min_offsets, close_times) if has_decisions else {}
+        headers = {}
+        for p, offsets in min_offsets.items():
+            named = {self.settings.input_names[i]: offset for i, offset in offsets.items()}
+            idle = {
+                self.settings.input_names[i]: decisions[tp].merged()
+                for i in offsets
+                if (tp := TopicPartition(i, p)) in decisions
+            }
+            fingerprints = rules.of(p, offsets, positions[p])
+            headers[p] = recovery_headers(named, idle, fingerprints, is_lived=is_lived)
+            if headers[p][0][0] == NO_RECOVERY:
+                log.warning(
+                    "partition %d: what a lost lake needs of idle decisions does not fit into "
+                    "a message",
+                    p,
+                )
+        return headers
 
     def _is_lived(self, generation: Generation) -> bool:
         """Return True if more than records, idle decisions and one set of rules shaped the lake."""

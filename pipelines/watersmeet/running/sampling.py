@@ -12,7 +12,6 @@ from watersmeet.core.types import NO_TENANT
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.transactions import open_transactions
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.newest import dropped_in_lake, finders
 from watersmeet.lake.table_reader import TableReader
@@ -142,8 +141,7 @@ class Sampler:
         generations = read_generations(self._reader, self._settings)
         if not generations:
             return None
-        closing_from = read_epochs(self._reader, self._settings).closing_from
-        counts = count_behind_sink(self._reader, generations.newest, closing_from)
+        counts = count_behind_sink(self._reader, generations.newest)
         return dict.fromkeys(range(self._partitions), 0) | counts
 
     def _by_tenant(self) -> tuple[int, TenantsSampled]:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from confluent_kafka import Message
-
-from watersmeet.core.correction_sequence import CorrectionTail
-from watersmeet.core.correction_sequence import parse_tail as parse_correction_tail
-from watersmeet.core.recovery import NotToldError, ReadBack, SinkState, sink_state
-from watersmeet.core.sequence import FORGOTTEN, MIN_OFFSETS, PLAIN, SequenceTail, parse_tail
+from watersmeet.core.recovery import NotToldError, SinkState, sink_state
+from watersmeet.core.sequence import (
+    CORRECTED,
+    FORGOTTEN,
+    MERGED,
+    MIN_OFFSETS,
+    Sequence,
+    Tail,
+)
 from watersmeet.errors import ConfigurationError, ForeignMessageError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import Publisher, sequence_tail
 from watersmeet.kafka.reading import headers_of, read_backwards, read_tails
-from watersmeet.lake.published import last_published
+from watersmeet.lake.published import last_tails
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 
@@ -34,7 +37,7 @@ COUNTED_RULES: Final = (
 class Sink(NamedTuple):
     """The last message of each partition that has messages, and what its messages say."""
 
-    tails: Mapping[int, SequenceTail]
+    tails: Mapping[int, Tail]
     states: Mapping[int, SinkState]
 
 
@@ -59,43 +62,35 @@ def read_sink(settings: Settings, partitions: int, publisher: Publisher | None =
         if publisher is None
         else publisher.settled_bounds(partitions)
     )
-    tails = {
-        p: sequence_tail(message, parse_tail)
-        for p, message in read_tails(settings.kafka, topic, partitions, bounds).items()
-    }
+    tails = _read_tails(MERGED, settings, topic, partitions, bounds)
     states = {p: _read_state(settings, p, bounds[p]) for p in tails}
-    for state in states.values():
-        _check_form(settings, state)
-    return Sink(tails, {p: state for p, state in states.items() if state.last is not None})
+    return Sink(tails, {p: state for p, state in states.items() if state.read_back})
 
 
-def read_last_messages(settings: Settings, partitions: int) -> dict[int, SequenceTail]:
+def read_last_messages(settings: Settings, partitions: int) -> dict[int, Tail]:
     """Return the last message that each partition of the sink has now; none without a sink."""
     topic = settings.publish.topic
     if topic not in Cluster(settings.kafka).partition_counts([topic]):
         return {}
-    return {
-        p: sequence_tail(message, parse_tail)
-        for p, message in read_tails(settings.kafka, topic, partitions).items()
-    }
+    return _read_tails(MERGED, settings, topic, partitions)
 
 
 def read_last_published(
     reader: TableReader, settings: Settings, partitions: int
-) -> dict[int, SequenceTail]:
+) -> dict[int, Tail]:
     """Return the last message that each partition of the sink has had, as far as the lake knows.
 
     That is the one in `published` where retention has emptied the partition, or where a message
     that is not there counts as published.
     """
-    noted, tails = last_published(reader), read_last_messages(settings, partitions)
+    noted, tails = last_tails(reader, MERGED), read_last_messages(settings, partitions)
     return {
         p: max((seen[p] for seen in (tails, noted) if p in seen), key=attrgetter("seq"))
         for p in noted.keys() | tails.keys()
     }
 
 
-def read_last_corrections(settings: Settings, partitions: int) -> dict[int, CorrectionTail]:
+def read_last_corrections(settings: Settings, partitions: int) -> dict[int, Tail]:
     """Return the last correction that each partition of their topic has, once no transaction is
     open there; none without such a topic.
     """
@@ -104,8 +99,18 @@ def read_last_corrections(settings: Settings, partitions: int) -> dict[int, Corr
     if topic is None or topic not in cluster.partition_counts([topic]):
         return {}
     bounds = cluster.settled_bounds(topic, partitions)
+    return _read_tails(CORRECTED, settings, topic, partitions, bounds)
+
+
+def _read_tails(
+    sequence: Sequence,
+    settings: Settings,
+    topic: str,
+    partitions: int,
+    bounds: Mapping[int, tuple[int, int]] | None = None,
+) -> dict[int, Tail]:
     return {
-        p: sequence_tail(message, parse_correction_tail)
+        p: sequence_tail(message, sequence, settings.merge.window.gap_ms)
         for p, message in read_tails(settings.kafka, topic, partitions, bounds).items()
     }
 
@@ -168,13 +173,14 @@ def _read_state(settings: Settings, partition: int, bounds: tuple[int, int]) -> 
     merge = settings.merge
     offset = -1
 
-    def messages() -> Iterator[tuple[ReadBack, Mapping[str, bytes | None]]]:
+    def messages() -> Iterator[tuple[Tail, Mapping[str, bytes | None]]]:
         """Yield the partition's messages from its end backwards, without tombstones."""
         nonlocal offset
         for message in read_backwards(settings.kafka, topic, partition, bounds):
-            if FORGOTTEN not in dict(headers_of(message)):
+            headers = dict(headers_of(message))
+            if FORGOTTEN not in headers:
                 offset = message.offset() or 0
-                yield _as_read_back(message)
+                yield sequence_tail(message, MERGED, merge.window.gap_ms), headers
 
     try:
         return sink_state(messages(), merge.window, merge.tenant_max_lag_ms)
@@ -188,52 +194,3 @@ def _read_state(settings: Settings, partition: int, bounds: tuple[int, int]) -> 
             where="kafka.start",
             fix="start at `earliest`, and publish to another topic",
         ) from None
-
-
-def _check_form(settings: Settings, state: SinkState) -> None:
-    """Raise ConfigurationError if the sink's messages have another form than this merge's.
-
-    The form depends on whether there are tenants, and on how merge records are closed.
-    """
-    topic = settings.publish.topic
-    merge = settings.merge
-    if state.last is None:
-        return
-    if merge.has_tenants and not state.last.tenant:
-        raise ConfigurationError(
-            f"the messages of {topic} were made without tenants",
-            where="merge.tenant",
-            fix="leave `tenant` and `tenant_max_lag` out, or publish to another topic",
-        )
-    if state.last.tenant and not merge.has_tenants:
-        raise ConfigurationError(
-            f"the messages of {topic} were made with tenants",
-            where="merge.tenant",
-            fix="give the `tenant` and `tenant_max_lag` of the lake, or publish to another topic",
-        )
-    if state.last.closed_at != PLAIN and not merge.says_closing:
-        raise ConfigurationError(
-            f"the messages of {topic} were made with a window by gap",
-            where="merge.timeout",
-            fix=(
-                "give the `window` of the lake, or one whose gap and max are both "
-                f"`{merge.window.gap_ms}ms`, which is this timeout"
-            ),
-        )
-    if state.last.closed_at == PLAIN and merge.says_closing:
-        raise ConfigurationError(
-            f"the messages of {topic} were made with a timeout",
-            where="merge.window",
-            fix="begin with that one as `merge.timeout`, and change it with `watersmeet evolve`",
-        )
-
-
-def _as_read_back(message: Message) -> tuple[ReadBack, Mapping[str, bytes | None]]:
-    headers: dict[str, Any] = dict(headers_of(message))
-    try:
-        tail = parse_tail(headers)
-    except ValueError:
-        raise ForeignMessageError(
-            message.topic() or "", message.partition() or 0, message.offset() or 0
-        ) from None
-    return ReadBack(tail.event_time, tail.key, tail.due, tail.closed_at, tail.tenant), headers
