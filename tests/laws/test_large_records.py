@@ -16,7 +16,7 @@ from tests.support.cases import SOURCES, Case, heartbeat, keyed
 from tests.support.commands import here
 from tests.support.lakes import folder_of
 from tests.support.memory import peak_mib_of
-from tests.support.rivers import ENGINES, WATERSMEET, River
+from tests.support.rivers import ENGINES, FOLDER, WATERSMEET, River
 from tests.support.topics import (
     CheckedProducer,
     consume,
@@ -43,6 +43,7 @@ def produce_packed(
     codec: str,
     key: bytes | None = None,
     headers: list[Any] | None = None,
+    partition: int = 0,
 ) -> None:
     """Sends records together, each of any size, compressed by this codec."""
     options: dict[str, Any] = {
@@ -53,7 +54,7 @@ def produce_packed(
     }
     producer = CheckedProducer(kafka, **{"queue.buffering.max.kbytes": 2**21 - 1}, **options)
     for value in values:
-        producer.produce(topic, value, key, 0, headers=headers)
+        producer.produce(topic, value, key, partition, headers=headers)
     assert producer.flush(60) == 0
 
 
@@ -317,6 +318,30 @@ def test_a_few_kilobytes_that_unpack_to_hundreds_of_megabytes_end_nothing_and_ta
         len(river.reader.select(tables.QUARANTINE, ["offset"], [[("reason", "=", "too_large")]]))
         == 2
     )
+
+
+@pytest.mark.nightly
+@pytest.mark.promise("R50")
+def test_sparks_jvm_needs_no_more_memory_for_records_as_large_as_may_be(
+    kafka: str, tmp_path: Path
+) -> None:
+    river = River.make(kafka, tmp_path, "spark-large", partitions=2, lake=FOLDER)
+    river.config["spark"] = {"spark.driver.memory": "600m"}
+    river.write()
+    for n in range(3):
+        for source in SOURCES:
+            for partition in range(2):
+                value = keyed(f"k{n}", 10 * n, text="x" * 60 * MIB)
+                produce_packed(kafka, river.topic(source), [value], "zstd", partition=partition)
+    for source in SOURCES:
+        for partition in range(2):
+            topic = river.topic(source)
+            produce_packed(kafka, topic, [heartbeat(10_000)], "none", partition=partition)
+    river.finish()
+    merged = river.reader.select(tables.SILVER, ["status", "record_bytes"])
+    assert merged["status"].to_pylist() == ["timed_out"] * 6
+    assert min(merged["record_bytes"].to_pylist()) > 120 * MIB
+    assert river.broken_promises() == []
 
 
 @pytest.mark.promise("C50")

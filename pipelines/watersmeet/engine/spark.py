@@ -3,11 +3,11 @@ DataFrames, or Arrow tables where they are few.
 
 Wherever delta-rs can open the lake, it creates the tables, and makes every commit that appends: its
 commit takes hundredths of a second, and one of Spark a whole second. The work of a small batch is
-done in this process, as by the embedded engine, since a job of Spark would take longer. Of a large
-batch Spark's tasks read, compute, and write the files. Spark itself merges many rows, and rewrites
-many files. No table is written by both at once (`changing`): on S3, two processes cannot both make
-the same commit with delta-rs, while Spark looks whether there is a commit of that number, and then
-writes its own.
+done in this process, as by the embedded engine, since a job of Spark would take longer; and that of
+a batch with large rows, a few of which would fill the JVM. Of a large batch Spark's tasks read,
+compute, and write the files. Spark itself merges many rows, and rewrites many files. No table is
+written by both at once (`changing`): on S3, two processes cannot both make the same commit with
+delta-rs, while Spark looks whether there is a commit of that number, and then writes its own.
 
 Only documented calls are used.
 """
@@ -24,6 +24,7 @@ from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -31,6 +32,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.types import columns_ddl
 from watersmeet.engine import (
     Function,
@@ -87,6 +89,13 @@ _FEW_REWRITTEN_BYTES = 64 * 1024 * 1024
 """Bytes of files up to which delta-rs rewrites them in this process, which takes a second; Spark
 distributes more.
 """
+
+_LARGE_ROW_BYTES = 4 * 1024 * 1024
+"""Bytes of a row's records up to which the JVM gets it. Each of its tasks holds several copies of a
+row, and up to two hundred rows at a time.
+"""
+
+_UNFINISHED: Where = [[("status", "in", ["open", "waiting"])]]
 
 
 @names_tables
@@ -215,13 +224,14 @@ class SparkEngine(Polling, SparkWriter):
     ) -> DataFrame | pa.Table:
         """See `Engine.from_tables`. Where delta-rs can open the lake, each task reads its rows by
         it, which needs no plan of Spark over Delta's log and no exchange: of each table the version
-        that this process sees, or none.
+        that this process sees, or none. Rows of a known size of which some are large stay in this
+        process.
         """
         is_small = size is not None and size <= self.here_bytes
         if (here := self._here) is None:
             rows = self.per_partition(function, [*map(partial(read_input, self), inputs)], schema)
             return self.collect(rows) if is_small else rows
-        if is_small:
+        if is_small or (size is not None and self._has_large(*inputs)):
             return here.from_tables(function, inputs, partitions, schema)
         count = min(self._tasks, len(partitions))
         groups = [partitions[number::count] for number in range(count)]
@@ -233,6 +243,21 @@ class SparkEngine(Polling, SparkWriter):
         ]
         tasks = FromTables(self.lake, self._id, function, read, groups, schema)
         return self.spark.range(0, count, 1, count).mapInArrow(tasks, self._type(schema))
+
+    def _has_large(self, *inputs: Input) -> bool:
+        """Return True where a row of an input is too large for the JVM (`_LARGE_ROW_BYTES`)."""
+        name = RECORD_BYTES.name
+        large = (name, ">", _LARGE_ROW_BYTES)
+        for rows in inputs:
+            if isinstance(rows, pa.Table):
+                sizes = rows[name] if name in rows.column_names else pa.nulls(0, pa.int64())
+                if (pc.max(sizes).as_py() or 0) > _LARGE_ROW_BYTES:
+                    return True
+            elif name in self.lake.schema(rows.table).names:
+                where = [[*term, large] for term in rows.where or [[]]]
+                if row_count(self.reader, rows.table, where):
+                    return True
+        return False
 
     def _type(self, schema: pa.Schema) -> StructType:
         """Return the type of rows with these columns, as mapInArrow takes it."""
@@ -339,17 +364,23 @@ class SparkEngine(Polling, SparkWriter):
     ) -> None:
         """See `Engine.merge`. Rows in this process are merged by delta-rs where it can write the
         table, unless it would have to read or rewrite much: Spark marks the rows that go, and uses
-        the disk.
+        the disk. What is too large for the JVM never goes there.
         """
-        by_delta_rs = self._by_delta_rs(table) if large is None else None
+        by_delta_rs = self._by_delta_rs(table)
         if (
             isinstance(rows, pa.Table)
             and by_delta_rs is not None
-            and by_delta_rs.reader.bytes_rewritten(table, rows, only_open=only_open)
-            <= _FEW_REWRITTEN_BYTES
+            and (
+                (
+                    large is None
+                    and by_delta_rs.reader.bytes_rewritten(table, rows, only_open=only_open)
+                    <= _FEW_REWRITTEN_BYTES
+                )
+                or self._has_large(rows, Selection(table, [], _UNFINISHED if only_open else []))
+            )
         ):
             with self.changing(table):
-                by_delta_rs.merge(table, rows, commit, only_open=only_open)
+                by_delta_rs.merge(table, rows, commit, only_open=only_open, large=large)
         else:
             self.merge_by_spark(table, rows, commit, only_open=only_open)
 
@@ -365,8 +396,14 @@ class SparkEngine(Polling, SparkWriter):
         the other inputs: Spark's own MERGE and sorting use the disk where memory does not suffice.
 
         Row groups of the files fit into memory, since other readers unpack thousands of rows of one
-        at a time.
+        at a time. Where rows are too large for the JVM, delta-rs rewrites all of them, if it can.
         """
+        by_delta_rs = self._by_delta_rs(tables.SILVER)
+        every = Selection(tables.SILVER, [], unfinished.every)
+        if by_delta_rs is not None and self._has_large(*inputs, every):
+            with self.changing(tables.SILVER):
+                if by_delta_rs.merge_in_chunks(unfinished, function, inputs, schema, commit):
+                    return True
         rows = [
             *map(partial(read_input, self), inputs),
             self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, unfinished.where),
@@ -421,11 +458,13 @@ class SparkEngine(Polling, SparkWriter):
         """See `Engine.compact`. Files of at least half that size are left alone.
 
         To gather the few bytes of the last batches takes Spark seconds, and delta-rs tenths of one.
+        Rows that are too large for the JVM are gathered by delta-rs, too.
         """
         by_delta_rs = self._by_delta_rs(table)
         if by_delta_rs is not None and (
             not has_records(table)
             or by_delta_rs.reader.bytes_of_files(table, file_bytes) <= _FEW_REWRITTEN_BYTES
+            or self._has_large(Selection(table, []))
         ):
             with self.changing(table):
                 by_delta_rs.compact(table, file_bytes)
