@@ -104,7 +104,7 @@ def test_every_command_works_on_avro_without_java(kafka: str, tmp_path: Path) ->
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "predicate", ["tracking[0].value.price >= 0 AND tracking[0].value.tags['a'] = 0.5"]
+    "predicate", ["tracking[1].value.price >= 0 AND tracking[1].value.tags['a'] = 0.5"]
 )
 def test_spark_reads_avro_in_its_workers_and_sql_reads_its_fields(
     spark: SparkSession,
