@@ -67,24 +67,25 @@ class LakeSequence:
     def pending(self, tails: Mapping[int, Tail], size: TransactionSize) -> Pending | None:
         """Return what follows these last messages, about as much as a transaction takes.
 
-        None while the lake has not begun. Where nothing was pending and the table has no commit
-        since, nothing is read.
+        None while the lake has not begun. Where no correction was pending and their table has no
+        commit since, nothing is read.
         """
         if not self.has_begun():
             return None
         reader = self.engine.reader
         if self._done is not None:
-            version, done = self._done
-            if tails == done and not reader.has_moved(self.sequence.table, version):
+            seen, done = self._done
+            if tails == done and not reader.has_moved(self.sequence.table, seen):
                 return Pending([], has_more=False)
-        version = reader.version(self.sequence.table)
+        # Silver has a commit in each cycle: asking for its version would be in vain.
+        version = None if self.sequence is MERGED else reader.version(self.sequence.table)
         clocks = self._clocks()
         per_chunk = MAX_PER_CHUNK if self.sequence is MERGED else _CORRECTIONS_PER_CHUNK
         limits = Limits(size.limit, per_chunk, max(1, LIMIT_BYTES * size.limit // size.largest))
         backlog = self._unpublished(tails, clocks).pending(limits)
         # What waits for the clock is let go by a note of it, and not by a commit to the table.
         is_done = not backlog.records and clocks is None
-        self._done = (version, dict(tails)) if is_done else None
+        self._done = (version, dict(tails)) if is_done and version is not None else None
         return backlog
 
     def headers(self, backlog: Pending) -> Mapping[int, tuple[Headers, Headers]]:
