@@ -37,9 +37,11 @@ from watersmeet.core.merge import (
     RECORD_SCHEMA,
     Batch,
     applied,
+    kept,
     late,
     merge,
     merge_in_chunks,
+    new_rows,
     silver_schema,
 )
 from watersmeet.core.model import PartitionMerge, PublishedRecord, Record, horizon_after
@@ -508,7 +510,7 @@ def test_the_random_cases_replace_open_records_split_keys_and_have_late_records(
     assert sum(len(lake.ended) for lake in lakes) > 1
 
 
-def _batch(clock: int, until: int, max_bytes: int | None = None) -> Batch:
+def a_batch(clock: int, until: int, max_bytes: int | None = None) -> Batch:
     ranges = {tp_of(s, 0): OffsetRange(0, until, None, clock, clock) for s in SOURCES}
     return Batch(
         BatchPlan(7, ranges, {0: clock}, has_late=False),
@@ -518,7 +520,7 @@ def _batch(clock: int, until: int, max_bytes: int | None = None) -> Batch:
     )
 
 
-def _records(*rows: tuple[str, int, str, int, bytes]) -> pa.Table:
+def records_of(*rows: tuple[str, int, str, int, bytes]) -> pa.Table:
     return pa.Table.from_pylist(
         [
             {
@@ -540,8 +542,8 @@ def _records(*rows: tuple[str, int, str, int, bytes]) -> pa.Table:
 
 @pytest.mark.promise("K8")
 def test_a_record_that_times_out_with_too_large_a_message_is_not_valid() -> None:
-    records = _records(("tracking", 0, "a", 0, b"1" * 50), ("orders", 0, "b", 0, b"1" * 500))
-    batch = _batch(1000, 5, max_bytes=400)
+    records = records_of(("tracking", 0, "a", 0, b"1" * 50), ("orders", 0, "b", 0, b"1" * 500))
+    batch = a_batch(1000, 5, max_bytes=400)
     found = {
         row["merge_key"]: row for row in merge(records, SILVER.empty_table(), batch).to_pylist()
     }
@@ -550,44 +552,44 @@ def test_a_record_that_times_out_with_too_large_a_message_is_not_valid() -> None
 
 
 def test_no_source_can_be_called_like_a_column_beside_the_sources() -> None:
-    beside = {*silver_schema({}).names, *_batch(50, 5).changed_schema().names}
+    beside = {*silver_schema({}).names, *a_batch(50, 5).changed_schema().names}
     taken = beside - {*SOURCES} - RESERVED_NAMES - NAMES_OF_STEPS
     assert not [name for name in taken if re.fullmatch("[a-z][a-z0-9_]*", name)]
 
 
 def test_an_open_record_is_not_judged() -> None:
-    batch = _batch(50, 5, max_bytes=1)
-    [row] = merge(_records(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).to_pylist()
+    batch = a_batch(50, 5, max_bytes=1)
+    [row] = merge(records_of(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).to_pylist()
     assert (row["status"], row["valid"], row["invalid_reason"]) == ("open", None, None)
 
 
 def test_two_open_records_of_a_key_are_refused() -> None:
-    batch = _batch(50, 5)
-    row = merge(_records(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).select(
+    batch = a_batch(50, 5)
+    row = merge(records_of(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).select(
         SILVER.names
     )
     row = row.cast(SILVER)
     with pytest.raises(ValueError, match="two open records"):
-        merge(_records(), pa.concat_tables([row, row]), batch)
-    chunks = merge_in_chunks(_records(("orders", 0, "a", 50, b"1")), [row, row], batch)
+        merge(records_of(), pa.concat_tables([row, row]), batch)
+    chunks = merge_in_chunks(records_of(("orders", 0, "a", 50, b"1")), [row, row], batch)
     with pytest.raises(ValueError, match="two open records"):
         list(chunks)
 
 
 def test_an_open_record_that_nothing_changes_is_left_out() -> None:
-    batch = _batch(50, 5)
-    row = merge(_records(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).select(
+    batch = a_batch(50, 5)
+    row = merge(records_of(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).select(
         SILVER.names
     )
-    assert merge(_records(), row.cast(SILVER), batch).num_rows == 0
+    assert merge(records_of(), row.cast(SILVER), batch).num_rows == 0
 
 
 def test_a_value_is_copied_once_from_its_record_to_the_merge_record() -> None:
     """The rows of each source are in a chunk of their own, as they are read."""
     ours = [("tracking", n, f"a{n % 2}", 50, b"x" * MIB) for n in range(8)]
     others = [("orders", n, "b", 50, b"y" * MIB) for n in range(4)]
-    records = pa.concat_tables([_records(*ours), _records(*others)])
-    nothing, batch = SILVER.empty_table(), _batch(50, 8)
+    records = pa.concat_tables([records_of(*ours), records_of(*others)])
+    nothing, batch = SILVER.empty_table(), a_batch(50, 8)
     with arrow_peak() as peak:
         merged = merge(records, nothing, batch)
     assert peak() < 13 * MIB
@@ -595,3 +597,35 @@ def test_a_value_is_copied_once_from_its_record_to_the_merge_record() -> None:
     with arrow_peak() as peak:
         assert late(records, batch).num_rows == 0
     assert peak() < MIB
+
+
+def test_a_value_of_an_open_record_is_copied_once_to_what_it_becomes() -> None:
+    """Also where the message may be too large, which is asked of what has timed out alone."""
+    first = [("tracking", n, f"a{n}", 50, b"x" * 2 * MIB) for n in range(4)]
+    opened = merge(records_of(*first), SILVER.empty_table(), a_batch(50, 5)).select(SILVER.names)
+    second = [("orders", n, f"a{n}", 60, b"y" * 2 * MIB) for n in range(4)]
+    records = records_of(*second, ("orders", 9, "new", 10_000, b"z" * 2 * MIB))
+    with arrow_peak() as peak:
+        merged = merge(records, opened, a_batch(10_000, 10, 100 * MIB))
+        assert peak() < 19 * MIB
+        [*new_rows(merged).to_batches()]
+        assert kept(opened, merged).num_rows == 0
+        assert peak() < 19 * MIB
+    assert sorted(merged["status"].to_pylist()) == ["open", *["timed_out"] * 4]
+    assert pc.sum(merged[RECORD_BYTES.name]).as_py() == 18 * MIB
+
+
+def test_a_chunk_is_not_in_memory_while_the_next_one_comes() -> None:
+    rows = [("tracking", n, f"a{n}", 50, b"x" * 2 * MIB) for n in range(8)]
+    opened = merge(records_of(*rows), SILVER.empty_table(), a_batch(50, 9))
+    opened = opened.select(SILVER.names).cast(SILVER)
+    changing = records_of(*[("orders", n, f"a{n}", 60, b"y") for n in range(8)])
+
+    def chunks() -> Iterator[pa.Table]:
+        return (opened.take([n]) for n in range(8))
+
+    with arrow_peak() as peak:
+        for chunk, changed in merge_in_chunks(changing, chunks(), a_batch(60, 9)):
+            assert applied(chunk, changed).num_rows in (0, 1)
+            del chunk, changed
+        assert peak() < 5 * MIB

@@ -27,6 +27,10 @@ It is above every real time, so that minima ignore it.
 """
 
 
+_LARGE_BYTES = 2**20
+"""Mean size of rows, or values, that are large: to copy one takes longer than a call of Python."""
+
+
 def int64s(column: pa.Array | pa.ChunkedArray) -> Int64s:
     """Return a column of integers as a numpy array.
 
@@ -77,6 +81,32 @@ def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
         return column
     filled = [chunk for chunk in column.chunks if len(chunk)]
     return filled[0] if len(filled) == 1 else column.combine_chunks()
+
+
+def filtered(rows: pa.Table, keep: Booleans) -> pa.Table:
+    """Return the rows to keep. Large ones are not copied."""
+    if keep.all():
+        return rows
+    if not _are_large(rows):
+        return rows.filter(pa.array(keep))
+    kept = [rows.slice(begin, end - begin) for begin, end in as_ranges(np.flatnonzero(keep))]
+    return pa.concat_tables(kept or [rows.slice(0, 0)])
+
+
+def taken(values: pa.ChunkedArray, rows: Int64s) -> pa.ChunkedArray:
+    """Return the values of some rows, in the order of `rows`. Large ones are not copied."""
+    if _are_large(values):
+        return pa.chunked_array(
+            [one_chunk(values.slice(row, 1)) for row in rows.tolist()], values.type
+        )
+    # `take` first copies several chunks into one: only from the first to the last row.
+    first = int(rows.min(initial=len(values)))
+    end = int(rows.max(initial=first - 1)) + 1
+    return values.slice(first, end - first).take(pa.array(rows - first))
+
+
+def _are_large(rows: pa.Table | pa.ChunkedArray) -> bool:
+    return bool(rows.nbytes > _LARGE_BYTES * len(rows))
 
 
 def numbered(rows: pa.Table, name: str = "_row") -> pa.Table:

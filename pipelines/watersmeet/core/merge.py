@@ -23,12 +23,14 @@ from watersmeet.core.columns import (
     Booleans,
     Int64s,
     both,
+    filtered,
     in_groups,
     in_lists,
     int64s,
     lengths,
     numbered,
     one_chunk,
+    taken,
     time_column,
     times_ms,
 )
@@ -231,6 +233,7 @@ def merge_in_chunks(
             raise ValueError(_TWO_OPEN_RECORDS)
         is_remaining &= ~is_here
         yield chunk, changed(on_time.where(is_here), chunk)
+        del chunk  # not in memory while the next one comes
     none = schema.empty_table()
     yield none, changed(on_time.where(is_remaining), none)
 
@@ -244,7 +247,7 @@ def applied(chunk: pa.Table, changed: pa.Table) -> pa.Table:
 def new_rows(changed: pa.Table) -> pa.Table:
     """Return the rows of silver that a batch's changes (`merge`) add, in silver's columns."""
     columns = [name for name in changed.column_names if name not in REPLACING]
-    return changed.filter(changed["status"].is_valid()).select(columns)
+    return filtered(changed.select(columns), changed["status"].is_valid().to_numpy())
 
 
 def kept(unfinished: pa.Table, changed: pa.Table) -> pa.Table:
@@ -254,17 +257,19 @@ def kept(unfinished: pa.Table, changed: pa.Table) -> pa.Table:
     """
     keys = changed["merge_key"].cast(pa.large_string())
     has_key = pc.is_in(unfinished["merge_key"].cast(pa.large_string()), keys)
-    some = unfinished.filter(has_key)
-    if not some.num_rows:
+    if not pc.any(has_key).as_py():
         return unfinished
+    names = ["partition", "tenant", "merge_key", "status", "position"]
+    some = unfinished.select(names).filter(has_key)
     changed_keys, row_keys, count = _keys(changed, some)
     is_replaced = np.isin(row_keys, changed_keys[changed["replaces"].is_valid().to_numpy()])
     delete_up_to = np.full(count, NULL_TIME)
     np.maximum.at(delete_up_to, changed_keys, times_ms(changed["delete_up_to"]))
     is_waiting = pc.equal(some["status"], "waiting").to_numpy()
     is_deleted = times_ms(some["position"]) <= delete_up_to[row_keys]
-    is_kept = pa.array(~np.where(is_waiting, is_deleted, is_replaced))
-    return pa.concat_tables([unfinished.filter(pc.invert(has_key)), some.filter(is_kept)])
+    is_kept = np.ones(len(unfinished), np.bool_)
+    is_kept[has_key.to_numpy()] = ~np.where(is_waiting, is_deleted, is_replaced)
+    return filtered(unfinished, is_kept)
 
 
 def released_keys(waiting: pa.Table, clocks: Clocks) -> list[str]:
@@ -342,11 +347,7 @@ def without_values(records: pa.Table) -> pa.Table:
 
 def _gathered(values: pa.ChunkedArray, rows: Int64s) -> pa.ChunkedArray:
     """Return the values of some rows (large_binary)."""
-    # `take` first copies several chunks into one: only from the first to the last row.
-    first = int(rows.min(initial=len(values)))
-    end = int(rows.max(initial=first - 1)) + 1
-    near = values.slice(first, end - first).cast(pa.large_binary())
-    return near.take(pa.array(rows - first))
+    return taken(values.cast(pa.large_binary()), rows)
 
 
 def _clocks(
@@ -426,8 +427,8 @@ class _Entering(NamedTuple):
     ) -> _Entering:
         """Return what takes part of `unfinished`, the rows of silver that are open or wait."""
         is_open = pc.equal(unfinished["status"], "open").to_numpy()
-        open_rows = unfinished if is_open.all() else unfinished.filter(pa.array(is_open))
-        waiting = Positioned.of_waiting(unfinished.filter(pa.array(~is_open)))
+        open_rows = filtered(unfinished, is_open)
+        waiting = Positioned.of_waiting(filtered(unfinished, ~is_open))
         is_late = waiting.is_late(batch.rules)  # only by the rules of a new epoch
         enters, stays, deleted = release(waiting.rows, ~clocks.waits(waiting), is_late)
         waited = waiting.where(enters | stays)
@@ -445,7 +446,7 @@ def _changed(
     entering = _Entering.of(records, unfinished, batch, clocks)
     every = records.with_others(entering.waited)
     labels, is_changed = _labels(every, entering, batch, clocks)
-    open_rows = entering.open_rows.filter(pa.array(is_changed))
+    open_rows = filtered(entering.open_rows, is_changed)
     opened = OpenRecordTimes.of(open_rows, batch.rules)
     none_waits = np.zeros(len(opened.first), np.bool_)
     before = pa.concat_tables([entering.waited.rows, open_rows])
@@ -663,7 +664,7 @@ def _parts(
     if len(old):  # the new ones are in order already
         at = order.copy()
         at[is_new] = np.arange(new.num_rows)
-        part_values = part_values.take(pa.array(at))
+        part_values = taken(part_values, at)
     columns = {
         "topic": one_chunk(topics.take(pa.array(order))),
         "offset": pa.array(offsets[order]),
@@ -686,7 +687,7 @@ def _read(source: str, records: pa.Table, values: pa.ChunkedArray, batch: Batch)
 def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:
     too_large = np.zeros(len(timed_out), bool)
     if batch.max_bytes is not None and timed_out.any():
-        finished = as_read(rows.filter(pa.array(timed_out)), batch.read_types)
+        finished = as_read(filtered(rows, timed_out), batch.read_types)
         flags = exceeds(finished, batch.sources, batch.max_bytes)
         too_large[timed_out] = flags.to_numpy(zero_copy_only=False)
     return too_large

@@ -28,6 +28,7 @@ from deltalake import (
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
+from watersmeet.core.columns import cuts
 from watersmeet.core.merge import applied, kept, new_rows
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.engine import (
@@ -55,7 +56,13 @@ from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.partitioned import PartitionedFiles, by_key
 from watersmeet.lake.table_errors import names_table, names_tables
-from watersmeet.lake.table_reader import VersionGoneError, Where, normalise, row_count
+from watersmeet.lake.table_reader import (
+    VersionGoneError,
+    Where,
+    normalise,
+    row_count,
+    sizes_of,
+)
 from watersmeet.lake.tables import CHANGE_DATA_FEED, STATISTICS_BYTES, Table
 
 BATCH_BYTES: Final = 64 * 1024 * 1024
@@ -82,6 +89,9 @@ _WAITING: Final[Where] = [[("status", "=", "waiting")]]
 
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Number of bytes of large rows, as they are in memory, in a row group of a file."""
+
+_MERGED_BYTES: Final = 128 * 1024 * 1024
+"""Bytes of rows up to which delta-rs's MERGE gets them."""
 
 _DISTINCT: Final = frozenset(["offset", "key", "value", "merge_key"])
 """Columns of bronze whose values hardly ever repeat: looking for repetitions would cost more than
@@ -334,13 +344,17 @@ class EmbeddedEngine(Polling):
         only_open: bool = True,
         large: SilverRows | None = None,
     ) -> None:
-        """See `Engine.merge`."""
+        """See `Engine.merge`. delta-rs's MERGE takes several times as much memory as its rows."""
+        if large is None and only_open and rows.nbytes > _MERGED_BYTES:
+            large = SilverRows(["open", "waiting"], rows.nbytes)
         if large is not None and self._can_rewrite(table):
 
             def merged(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
                 """Yield each chunk without the rows that are replaced, then the new ones."""
-                yield from (kept(chunk, rows) for chunk in chunks)
-                yield new_rows(rows)
+                yield from map(partial(kept, changed=rows), chunks)
+                new = new_rows(rows)
+                for begin, end in cuts(sizes_of(new), ROW_GROUP_BYTES):
+                    yield new.slice(begin, end - begin)
 
             self._rewrite(table, large, merged, commit)
             return
@@ -385,6 +399,7 @@ class EmbeddedEngine(Polling):
                 chunks = by_key(chunks, schema, self._chunks(unfinished))
             for chunk, changed in function(chunks, *map(partial(read_input, self), inputs)):
                 yield applied(chunk, changed)
+                del chunk, changed  # not in memory while the next ones come
 
         self._rewrite(table, unfinished, merged, commit)
         return True

@@ -64,8 +64,7 @@ class DeltaRsReader(TableReader):
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
         """See `TableReader`."""
-        rows = self._ask(table, columns, {}, where, version, "")
-        return rows.cast(plain_schema(rows.schema))
+        return self._ask(table, columns, {}, where, version, "")
 
     def summary(
         self,
@@ -102,7 +101,10 @@ class DeltaRsReader(TableReader):
         query = QueryBuilder().register("t", delta_table)
         query.execute(_UNPACK_WHAT_MATCHES)
         try:
-            return pa.table(query.execute(sql))
+            answer = pa.RecordBatchReader.from_stream(query.execute(sql))
+            plain = plain_schema(answer.schema)
+            # One at a time: what is cast is in memory beside what it was.
+            return pa.Table.from_batches((batch.cast(plain) for batch in answer), plain)
         except (DeltaError, pa.ArrowException, OSError):
             if version is not None and self._lacks_files(table, delta_table):
                 raise VersionGoneError(table, version) from None
@@ -363,7 +365,10 @@ def streamed(
         query.execute(f"SET datafusion.execution.{setting}")
     names = ", ".join(map(sql_name, schema.names))
     for batch in query.execute(f"SELECT {names} FROM t WHERE {sql_where(where, schema)}"):
-        yield pa.table(pa.record_batch(batch)).cast(schema)
+        rows = pa.table(pa.record_batch(batch)).cast(schema)
+        del batch  # not in memory beside what it was cast to
+        yield rows
+        del rows  # nor this while the next one comes
 
 
 def sql_where(where: Where, schema: pa.Schema) -> str:

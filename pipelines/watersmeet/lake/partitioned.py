@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 
+from watersmeet.core.columns import filtered
 from watersmeet.lake.data_file import FILES, DataFile
 from watersmeet.lake.files import Files
 from watersmeet.lake.maintenance import FILE_BYTES
@@ -89,15 +90,14 @@ class PartitionedFiles:
         written: dict[str, DataFile] = {}
         for chunk in chunks:
             for value in pc.unique(chunk[self._by]).to_pylist():
-                rows = (
-                    chunk.filter(pc.equal(chunk[self._by], value))
-                    .select(self._schema.names)
-                    .cast(self._schema)
-                )
+                is_its = pc.equal(chunk[self._by], value).to_numpy()
+                rows = filtered(chunk.select(self._schema.names), is_its).cast(self._schema)
                 if value not in written:
                     written[value] = DataFile(self._schema, self._counted)
                 if written[value].write(rows) >= FILE_BYTES:
                     added.append(self._added(value, written.pop(value)))
+                del rows
+            del chunk  # not in memory while the next one comes
         for value, file in written.items():
             added.append(self._added(value, file))
 

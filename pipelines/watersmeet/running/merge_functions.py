@@ -108,6 +108,7 @@ class MergeFunctions:
         records, heads, messages = self._split(inputs)
         for chunk, changed in merge_in_chunks(records, chunks, self.batch, messages, heads):
             yield chunk, self.expressions.validated(changed)
+            del chunk, changed  # not in memory while the next ones come
 
     def late(self, *inputs: pa.Table) -> pa.Table:
         """Return the late records of a partition."""
