@@ -40,8 +40,7 @@ def schema_of(columns: str) -> pa.Schema:
 DUE = schema_of("due timestamp, closed_at timestamp")
 """Columns with the times when a merge record can be joined last, and when it was closed.
 
-`closed_at` is the first clock that closed it, null while it is open. The order of publication goes
-by these columns: closed_at, tenant, due, merge_key.
+`closed_at` is the first clock that closed it, null while it is open.
 """
 
 TENANT = schema_of("tenant string")
