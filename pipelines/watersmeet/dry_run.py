@@ -469,11 +469,8 @@ class DryRun:
         """
         rules = self.settings.merge
         last = (
-            max(normalise(self._timed)["event_time"].to_pylist(), default=0)
-            + rules.window.longest_ms
-            + 1
+            max(normalise(self._timed)["event_time"].to_pylist(), default=0) + rules.longest_ms + 1
         )
-        last += rules.tenant_max_lag_ms or 0
         last += rules.window.gap_ms  # by then, late records are settled
         records = Counter(TopicPartition(input_id, p) for input_id, p, _ in self.lines)
         return {tp: [IdleDecision(records[tp] - 1, last)] for tp in cursors}

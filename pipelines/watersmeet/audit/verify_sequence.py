@@ -250,7 +250,7 @@ def _messages(
     sequence.
     """
     evidence = partition.evidence
-    timeout_ms = evidence.epochs[0].settings.merge.window.gap_ms
+    timeout_ms = evidence.epochs.first_timeout_ms
     topic_range = Range(ends.topic, partition.number, first, end)
     for batch in read_range(evidence.settings.kafka, topic_range):
         times = batch["kafka_timestamp"].cast(pa.int64()).to_pylist()

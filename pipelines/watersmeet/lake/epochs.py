@@ -54,6 +54,13 @@ class Epochs(tuple[Epoch, ...]):
         """The last epoch, whose rules new batches follow."""
         return self[-1]
 
+    @property
+    def first_timeout_ms(self) -> int:
+        """The timeout of messages that an earlier version has left in the sink (`Sequence.parse`):
+        a lake that takes them up begins with the rules by which they were made.
+        """
+        return self[0].settings.merge.window.gap_ms
+
     def of(self, batch: int) -> Epoch:
         """Return the epoch of a batch."""
         return [epoch for epoch in self if epoch.from_batch <= batch or epoch is self[0]][-1]

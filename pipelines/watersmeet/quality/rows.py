@@ -473,7 +473,7 @@ def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
     # `at_most_once` notes no offsets: then a partition is read from end to end.
     begins = dict.fromkeys(times, -1) | _noted_offsets(reader, "max", before)
     ends = dict.fromkeys(times, -1) | _noted_offsets(reader, "min", after)
-    timeout_ms = read_epochs(reader, settings)[0].settings.merge.window.gap_ms
+    timeout_ms = read_epochs(reader, settings).first_timeout_ms
     messages = []
     # A commit is answered before every partition shows it.
     bounds = cluster.settled_bounds(topic, max(times) + 1)

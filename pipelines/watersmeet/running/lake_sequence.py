@@ -130,8 +130,7 @@ class LakeSequence:
 
         Raises ForeignMessageError if the message is not Watersmeet's.
         """
-        timeout_ms = self.epochs[0].settings.merge.window.gap_ms
-        return sequence_tail(message, self.sequence, timeout_ms)
+        return sequence_tail(message, self.sequence, self.epochs.first_timeout_ms)
 
     def first_tails(self) -> Mapping[int, Tail]:
         """Return, by partition, the message behind which the newest generation publishes."""

@@ -171,9 +171,11 @@ class _Rows(NamedTuple):
     sizes: Int64s
 
     def where(self, keep: Booleans) -> _Rows:
+        """Return the rows to keep."""
         return _Rows(*(column[keep] for column in self))
 
     def with_rows(self, other: _Rows) -> _Rows:
+        """Return these rows and others."""
         return _Rows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
@@ -193,34 +195,36 @@ class _Chunking:
         place = None if tail is None else tail.place
         begins = np.flatnonzero(np.diff(times, prepend=-1))
         # The rows of one time stay together.
-        counts = np.diff(np.append(begins, len(times)))
-        together = np.add.reduceat(sizes, begins)
+        ends = np.append(begins[1:], len(times))
+        total = np.append(0, np.cumsum(sizes))
         done = 0
         while done < len(begins):
-            fits = self._fitting(counts[done:], together[done:])
+            begin = int(begins[done])
+            fits = self._fitting(ends, total[ends], begin, int(total[begin])) - done
             is_alone = bool(self.chunks) and not self.chunks[-1]
-            if fits == 0 and not is_alone:
+            if fits <= 0 and not is_alone:
                 self._begin()
                 continue
-            end = done + max(fits, 1)
-            until = (int(times[begins[end - 1]]),)
-            if fits == 0 and counts[done] > 1:
+            last = done + max(fits, 1) - 1
+            end = int(ends[last])
+            until = (int(times[begins[last]]),)
+            if fits <= 0 and end - begin > 1:
                 parts = self._parts(partition, Range(place, until))
                 self.chunks[-1:] = [{partition: part} for part in parts]
                 self._room = 0
             else:
                 self.chunks[-1][partition] = Range(place, until)
-                self._room -= int(counts[done:end].sum())
-                self._room_bytes -= int(together[done:end].sum())
+                self._room -= end - begin
+                self._room_bytes -= int(total[end] - total[begin])
             place = until
-            done = end
+            done = last + 1
 
-    def _fitting(self, counts: Int64s, sizes: Int64s) -> int:
-        """Return of how many times the rows fit into the chunk that has begun."""
-        if self._room <= 0:
-            return 0
-        rows = np.searchsorted(np.cumsum(counts), self._room, side="right")
-        return int(min(rows, np.searchsorted(np.cumsum(sizes), self._room_bytes, side="right")))
+    def _fitting(self, ends: Int64s, totals: Int64s, begin: int, before: int) -> int:
+        """Return up to which time the rows fit into the chunk that has begun: `ends` and `totals`
+        are the running numbers of rows and bytes after each time, `begin` and `before` those now.
+        """
+        rows = np.searchsorted(ends, begin + max(self._room, 0), side="right")
+        return int(min(rows, np.searchsorted(totals, before + self._room_bytes, side="right")))
 
     def _begin(self) -> None:
         self.chunks.append({})

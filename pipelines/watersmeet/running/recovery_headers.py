@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
@@ -20,20 +20,13 @@ from watersmeet.core.recovery import (
 from watersmeet.core.sequence import NO_RECOVERY, Headers
 from watersmeet.lake.decisions import first_decided, last_decisions, read_decisions
 from watersmeet.lake.epochs import Epochs
-from watersmeet.lake.fingerprints import read_fingerprints
+from watersmeet.lake.fingerprints import Fingerprints, read_fingerprints
 from watersmeet.lake.generations import Generation, Generations
 from watersmeet.lake.inputs import first_offsets
 from watersmeet.lake.table_reader import Condition, TableReader
 from watersmeet.settings import Settings
 
 log = logging.getLogger("watersmeet.gold")
-
-
-class CloseTimes(NamedTuple):
-    """Times (ms) of the clock that closed the first and the last message of a publication."""
-
-    first: int
-    last: int
 
 
 @dataclass(frozen=True)
@@ -53,22 +46,26 @@ class RecoveryHeaders:
         `ends`: by partition, the times (ms) of the clock that closed these two. Only where a part
         of it may be published alone, and not by a transaction, has the first message any.
         """
-        last = self._headers({p: CloseTimes(last, last) for p, (_, last) in ends.items()})
-        if self.settings.publish.delivery == "exactly_once":
-            return {p: ([], headers) for p, headers in last.items()}
-        first = self._headers({p: CloseTimes(*times) for p, times in ends.items()})
-        return {p: (first[p], headers) for p, headers in last.items()}
-
-    def _headers(self, closed: Mapping[int, CloseTimes]) -> dict[int, Headers]:
-        """Return, by partition, the recovery headers of a message that was closed at the first of
-        these times; nothing that it is published with was closed after the last one."""
-        generation = self.generations.newest
         rules = read_fingerprints(self.reader, self.settings, self.epochs, self.generations)
-        has_decisions = bool(last_decisions(self.reader, generation))
+        has_decisions = bool(last_decisions(self.reader, self.generations.newest))
+        made = partial(self._headers, rules, has_decisions=has_decisions)
+        last = made({p: (last, last) for p, (_, last) in ends.items()})
+        is_atomic = self.settings.publish.delivery == "exactly_once"
+        first = {} if is_atomic else made(ends)
+        return {p: (first.get(p, []), headers) for p, headers in last.items()}
+
+    def _headers(
+        self, rules: Fingerprints, closed: Mapping[int, tuple[int, int]], *, has_decisions: bool
+    ) -> dict[int, Headers]:
+        """Return, by partition, the recovery headers of a message that was closed at the first of
+        these times (ms); nothing that it is published with was closed after the second one."""
+        generation = self.generations.newest
         is_lived = self._is_lived(generation) or has_decisions
         merge = self.epochs.current.settings.merge
         lag_ms = merge.tenant_max_lag_ms
-        positions = {p: read_again_from(at.first, merge.longest_ms) for p, at in closed.items()}
+        positions = {
+            p: read_again_from(first, merge.longest_ms) for p, (first, _) in closed.items()
+        }
         decided = first_decided(self.reader, generation, positions) if has_decisions else {}
         min_offsets = self._min_offsets(generation, positions, decided)
         close_times = {
