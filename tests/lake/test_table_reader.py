@@ -143,6 +143,9 @@ def test_a_selection_has_exactly_the_rows_that_meet_the_conditions(bronze: Store
         ),
         ([[("merge_key", "in", ["k0"])], [("merge_key", "in", ["k0"])]], offsets_of_k0),
         ([[("merge_key", "in", ["k0"])], [("partition", "=", 2)]], [*offsets_of_k0, (2, 0)]),
+        ([[("merge_key", "ends with", "0")]], offsets_of_k0),
+        ([[("merge_key", "begins with", "k0")]], offsets_of_k0),
+        ([[("merge_key", "begins with", "0")], [("merge_key", "ends with", "k")]], []),
     ]
     for where, expected in cases:
         assert offsets(bronze, where) == expected, where
@@ -162,6 +165,9 @@ def test_any_text_and_any_bytes_can_be_asked_for(either_store: Store) -> None:
         assert offsets(either_store, [[("key", "=", key)] for key in BYTES[first:]]) == [
             (1, n) for n in range(first, len(BYTES))
         ]
+    for text in ODD:
+        ends = [(0, n) for n, other in enumerate(ODD) if other.endswith(text)]
+        assert offsets(either_store, [[("merge_key", "ends with", text)]]) == ends
     assert offsets(either_store, [[("merge_key", "in", ODD[1:])]]) == [
         (0, n) for n in range(1, len(ODD))
     ]
@@ -193,6 +199,22 @@ def test_columns_come_as_asked_with_times_in_ms_and_plain_types(either_store: St
     assert either_store.reader.select(
         "bronze_tracking", ["event_time"], [[("offset", "<", 0)]]
     ).schema.types == [pa.int64()]
+
+
+def test_lists_are_measured_without_their_content(either_store: Store) -> None:
+    either_store.create("bronze_tracking")
+    lists = [None, [], [("h", b"v")], [("h", None), ("i", b"v")]]
+    for n, headers in enumerate(lists):
+        row = list(bronze_row(0, n))
+        row[7] = headers
+        either_store.add("bronze_tracking", tuple(row))
+    lengths = either_store.reader.lengths(
+        "bronze_tracking", ["offset"], ["headers"], [[("offset", ">", 0)], [("offset", "=", 0)]]
+    ).sort_by("offset")
+    assert lengths.schema.types == [pa.int64(), pa.int64()]
+    assert lengths.to_pydict() == {"offset": [0, 1, 2, 3], "headers": [0, 0, 1, 2]}
+    with pytest.raises(ValueError, match="no column"):
+        either_store.reader.lengths("bronze_tracking", [], ["nope"])
 
 
 def test_a_summary_has_a_row_for_each_group(bronze: Store) -> None:

@@ -52,7 +52,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.schemas import avro_schemas
-from watersmeet.lake.table_reader import Condition, TableReader, Where, within
+from watersmeet.lake.table_reader import Condition, TableReader, Where, row_count, within
 from watersmeet.settings import Settings
 
 FINISHED = 1_000
@@ -172,19 +172,9 @@ def _last_finished(reader: TableReader, settings: Settings) -> list[list[Appeara
         reader.columns(tables.SILVER).names
     ):
         return None
-    figures = {
-        "rows": ("count", "*"),
-        "first": ("min", "event_time"),
-        "last": ("max", "event_time"),
-    }
-    batches = (
-        reader.summary(tables.SILVER, ["batch"], figures, _FINISHED)
-        .sort_by([("batch", "descending")])
-        .to_pylist()
-    )
     count = 0
     chosen = list[dict[str, Any]]()
-    for batch in batches:
+    for batch in _last_batches(reader):
         chosen.append(batch)
         count += batch["rows"]
         if count >= FINISHED:
@@ -195,7 +185,7 @@ def _last_finished(reader: TableReader, settings: Settings) -> list[list[Appeara
     spans = _spans(count, min(b["first"] for b in chosen), max(b["last"] for b in chosen))
     names = ["partition", *TENANT.names, "merge_key", "event_time", "last_event_time"]
     where = [[*term, *since, *span] for term in _FINISHED for span in spans]
-    rows = reader.select(tables.SILVER, [*names, *settings.sources], where)
+    rows = reader.lengths(tables.SILVER, names, [*settings.sources], where)
     places = zip(*(rows[name].to_pylist() for name in names), strict=True)
     return [
         [Appearance(source, *place) for source in sources]
@@ -203,9 +193,29 @@ def _last_finished(reader: TableReader, settings: Settings) -> list[list[Appeara
     ]
 
 
+def _last_batches(reader: TableReader) -> list[dict[str, Any]]:
+    """Return the last batches that finished merge records, latest first, with as many as needed to
+    have `FINISHED` of them, if the lake has: how many, and their first and last event time.
+    """
+    figures = {
+        "rows": ("count", "*"),
+        "first": ("min", "event_time"),
+        "last": ("max", "event_time"),
+    }
+    last = reader.summary(tables.SILVER, [], {"batch": ("max", "batch")}, _FINISHED)
+    newest = last["batch"][0].as_py() or 0
+    depth = FINISHED
+    while True:
+        where = [[*term, ("batch", ">", newest - depth)] for term in _FINISHED]
+        if depth > newest or row_count(reader, tables.SILVER, where) >= FINISHED:
+            batches = reader.summary(tables.SILVER, ["batch"], figures, where)
+            return list(batches.sort_by([("batch", "descending")]).to_pylist())
+        depth *= 2
+
+
 def _groups(rows: pa.Table, sources: Iterable[str]) -> list[list[str]]:
     """Return, by row of silver, the sources of which it has parts."""
-    sizes = {source: int64s(pc.list_value_length(rows[source])) for source in sources}
+    sizes = {source: int64s(rows[source]) for source in sources}
     return [_sources_of(row, sizes) for row in range(rows.num_rows)]
 
 

@@ -8,6 +8,7 @@ of which a position is the largest.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from watersmeet.audit.explain_sink import SentMessages, Topics
 from watersmeet.audit.explain_tenants import TenantFacts
@@ -27,25 +27,28 @@ from watersmeet.audit.show import utc
 from watersmeet.audit.unnoted import read_unnoted
 from watersmeet.core import sequence as sequences
 from watersmeet.core.columns import NULL_TIME
+from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId, input_of_part
 from watersmeet.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
 from watersmeet.core.sequence import CORRECTED, ID, MERGED, message_id
 from watersmeet.core.types import DUE, NO_TENANT, TENANT
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import Decided, read_decisions
+from watersmeet.lake.decisions import read_decisions
 from watersmeet.lake.epochs import Epoch, Epochs, read_epochs
 from watersmeet.lake.generations import Generation, Generations, read_generations
-from watersmeet.lake.inputs import of_key, of_topic, topic_partition
+from watersmeet.lake.inputs import of_input, of_key, of_topic, topic_partition
 from watersmeet.lake.progress import last_batch, progress_rows
 from watersmeet.lake.restored import check_not_deleted
 from watersmeet.lake.retention_bounds import read_retention_bounds
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.table_reader import (
+    PARTITIONS_PER_QUESTION,
     Condition,
     TableReader,
     VersionGoneError,
     Where,
+    row_count,
 )
 from watersmeet.lake.table_reader import normalise as in_milliseconds
 from watersmeet.settings import Settings
@@ -66,7 +69,22 @@ _DUPLICATE_COLUMNS += ["is_late", "batch", *TENANT.names]
 NEAR = 5
 """Maximum number of similar keys that are shown for an unknown one."""
 
+ALIKE_ROWS = 10_000
+"""Maximum number of merge records among whose keys similar ones are looked for."""
+
 JsonObject = dict[str, Any]
+
+
+class _Merged(NamedTuple):
+    """How a record was merged: the batch, and the version of silver that it made; the record's
+    position among all records, and in its tenant (the same without tenants). Positions are None
+    where bronze does not have the record any more.
+    """
+
+    batch: int
+    version: int
+    position: int | None
+    own_position: int | None
 
 
 class Moment(NamedTuple):
@@ -269,7 +287,7 @@ class _KeyHistory:
             default=None,
         )
         batch = self.moment.batch if is_open else row["batch"]
-        batch_rows = [r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)]
+        batch_rows = [r for r in self._named if (r["batch"], r["partition"]) == (batch, p)]
         clock = batch_rows[0]["clock"] if batch_rows else None
         names_of_inputs = self.settings.input_names
         heads = {names_of_inputs[InputId(r["source"], r["topic"])]: r["head"] for r in batch_rows}
@@ -370,13 +388,11 @@ class _KeyHistory:
         parts = {}
         for (number, tp), offset_times in times.items():
             place = self._place(tp)
-            for offset, (batch, _, position) in self._merged(
-                tp, sorted(offset_times), number
-            ).items():
+            for offset, merged in self._merged(tp, sorted(offset_times), number).items():
                 came = {
-                    "position": position,
-                    "batch": batch,
-                    "version": self._versions.get(batch),
+                    "position": merged.own_position,
+                    "batch": merged.batch,
+                    "version": merged.version,
                 }
                 parts[number, tp, offset] = {
                     **place,
@@ -399,33 +415,24 @@ class _KeyHistory:
 
     def _merged(
         self, tp: TopicPartition, offsets: Sequence[int], number: int
-    ) -> dict[int, tuple[int, int | None, int | None]]:
-        """Return the batch of generation `number` that merged each offset, and the record's two
-        positions.
+    ) -> dict[int, _Merged]:
+        """Return how generation `number` merged each of these offsets, which are in order.
 
-        The batch is the last one that has the offset in its range. The first position is that among
-        all records: the largest event time up to the offset, counted on from the position that the
-        batch before left. The second one is the record's position in its tenant; without tenants
-        it is the same. Positions are None where bronze does not have the record any more.
+        A position is the largest event time up to the offset, counted on from the position that
+        the batch before left.
         """
-        batch_rows = {
-            row["batch"]: row
-            for row in self._progress
-            if topic_partition(row) == tp and self._generations.of(row["batch"]).number == number
-        }
+        batch_rows = self._batches_of(tp, offsets, number)
+        firsts = [row["from_offset"] for row in batch_rows]
         here: dict[int, list[int]] = defaultdict(list)
         for offset in offsets:
-            done = (
-                b for b, r in batch_rows.items() if r["from_offset"] <= offset < r["until_offset"]
-            )
-            here[max(done)].append(offset)
-        ranges = {
-            batch: (batch_rows[batch]["from_offset"], merged_offsets[-1])
-            for batch, merged_offsets in here.items()
+            here[bisect_right(firsts, offset) - 1].append(offset)
+        ends = {
+            n: (batch_rows[n]["from_offset"], merged_offsets[-1])
+            for n, merged_offsets in here.items()
         }
         where = [
             [("partition", "=", tp.partition), ("offset", ">=", a), ("offset", "<=", b)]
-            for a, b in ranges.values()
+            for a, b in ends.values()
         ]
         read = self.reader.select(
             tables.bronze(tp.input.source),
@@ -434,21 +441,20 @@ class _KeyHistory:
         ).sort_by("offset")
         offset = read["offset"].to_numpy()
         time = read["event_time"].fill_null(NULL_TIME).to_numpy()
-        merged: dict[int, tuple[int, int | None, int | None]] = {}
-        for batch, (since, until) in ranges.items():
+        decided_in = self._decided_in(tp, number, ends)
+        before_rows = self._before(tp, [batch_rows[n]["batch"] for n in here], number)
+        merged: dict[int, _Merged] = {}
+        for n, (since, until) in ends.items():
+            batch = batch_rows[n]["batch"]
             is_in_range = (offset >= since) & (offset <= until)
-            decided = [
-                decision
-                for decision_tp, decision in self._decisions[number]
-                if decision_tp == tp and since <= decision.after_offset + 1 <= until
-            ]
+            decided = decided_in[n]
             rows = Available(offset[is_in_range], time[is_in_range]).with_idle(decided)
-            before = batch_rows.get(batch - 1, {})
+            before = before_rows.get(batch - 1, {})
             cursor = Cursor(since, before.get("position"))
             positions = dict(
                 zip(rows.offsets.tolist(), positions_of(cursor, rows).tolist(), strict=True)
             )
-            last = positions.get(here[batch][-1])
+            last = positions.get(here[n][-1])
             own: Mapping[int, int] = positions
             if self.settings.merge.has_tenants:
                 begin = (cursor, before.get("clock"))
@@ -458,13 +464,72 @@ class _KeyHistory:
                     if last is None
                     else self._tenants.positions(tp, batch, begin, batch_records, last, decided)
                 )
-            merged |= {o: (batch, positions.get(o), own.get(o)) for o in here[batch]}
+            version = batch_rows[n]["silver_version"]
+            merged |= {o: _Merged(batch, version, positions.get(o), own.get(o)) for o in here[n]}
         return merged
+
+    def _batches_of(
+        self, tp: TopicPartition, offsets: Sequence[int], number: int
+    ) -> list[JsonObject]:
+        """Return the rows of `progress` of the batches of a generation that merged these offsets of
+        a topic-partition, in order.
+        """
+        of_generation = self._generations.batches(self._generations[number])
+        rows: dict[int, JsonObject] = {
+            row["batch"]: row
+            for row in self._now
+            if topic_partition(row) == tp
+            and row["from_offset"] < row["until_offset"]
+            and self._generations.of(row["batch"]).number == number
+        }
+        in_order = list(rows.values())
+        remaining = list(offsets)
+        while remaining:
+            portion = remaining[:PARTITIONS_PER_QUESTION]
+            where = [
+                [*of_generation, *_of(tp), ("from_offset", "<=", o), ("until_offset", ">", o)]
+                for o in portion
+            ]
+            rows |= {row["batch"]: row for row in self._read_progress(where)}
+            in_order = sorted(rows.values(), key=itemgetter("from_offset"))
+            firsts = [row["from_offset"] for row in in_order]
+            remaining = [
+                o
+                for o in remaining[len(portion) :]
+                if o >= in_order[bisect_right(firsts, o) - 1]["until_offset"]
+            ]
+        return in_order
+
+    def _before(
+        self, tp: TopicPartition, batches: Iterable[int], number: int
+    ) -> dict[int, JsonObject]:
+        """Return the rows of `progress` of the batches of a generation before these, by batch."""
+        of_generation = self._generations.batches(self._generations[number])
+        before: Condition = ("batch", "in", sorted({batch - 1 for batch in batches}))
+        rows = self._read_progress([[*of_generation, *_of(tp), before]])
+        return {row["batch"]: row for row in rows}
+
+    def _decided_in(
+        self, tp: TopicPartition, number: int, ends: Mapping[int, tuple[int, int]]
+    ) -> dict[int, list[IdleDecision]]:
+        """Return the decisions of the idle policy about a topic-partition, by range of offsets."""
+        decided: dict[int, list[IdleDecision]] = {n: [] for n in ends}
+        if not ends or not self.reader.exists(tables.IDLE_HEARTBEATS):
+            return decided
+        conditions: list[Condition] = [
+            *_of(tp),
+            ("after_offset", ">=", min(since for since, _ in ends.values()) - 1),
+            ("after_offset", "<", max(until for _, until in ends.values())),
+        ]
+        for _, decision in read_decisions(self.reader, self._generations[number], conditions):
+            for n, (since, until) in ends.items():
+                if since <= decision.after_offset + 1 <= until:
+                    decided[n].append(decision)
+        return decided
 
     @cached_property
     def _tenants(self) -> TenantFacts:
-        ends = [row for row in self._progress if row["batch"] == self.moment.batch]
-        return TenantFacts(self.reader, self._epochs, self.moment.batch, ends)
+        return TenantFacts(self.reader, self._epochs, self.moment.batch, self._now)
 
     def late(self) -> list[JsonObject]:
         """Return the late records, by position."""
@@ -484,10 +549,14 @@ class _KeyHistory:
         return tables.has_corrections(self.settings)
 
     @cached_property
-    def _corrections(self) -> CorrectionFacts:
+    def _correction_rows(self) -> list[JsonObject]:
         conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
         columns = [*CORRECTION_COLUMNS, *self.settings.sources]
-        rows = self._rows_at_moment(tables.CORRECTIONS, columns, *conditions)
+        return self._rows_at_moment(tables.CORRECTIONS, columns, *conditions)
+
+    @cached_property
+    def _corrections(self) -> CorrectionFacts:
+        rows = self._correction_rows
         for row in rows:
             row["parts"] = [
                 (input_id, part["offset"], _ms(part["event_time"]))
@@ -531,7 +600,7 @@ class _KeyHistory:
             return {}
         tp = topic_partition(row)
         number = self._generations.of(row["batch"]).number
-        global_position = self._merged(tp, [row["offset"]], number)[row["offset"]][1]
+        global_position = self._merged(tp, [row["offset"]], number)[row["offset"]].position
         return {"reason": self._tenants.why_late(row["tenant"], row, global_position)}
 
     def quarantined(self) -> list[JsonObject]:
@@ -578,9 +647,8 @@ class _KeyHistory:
             return begin
         merged = {
             row["partition"]: row["until_offset"]
-            for row in self._progress
-            if row["batch"] == self.moment.batch
-            and InputId(row["source"], row["topic"]) == input_id
+            for row in self._now
+            if InputId(row["source"], row["topic"]) == input_id
         }
         return begin | merged
 
@@ -615,45 +683,44 @@ class _KeyHistory:
         by_coordinates = [("partition", "ascending"), ("offset", "ascending")]
         return rows.sort_by(by_coordinates).to_pylist()  # type: ignore[no-any-return]
 
-    @cached_property
-    def _progress(self) -> list[JsonObject]:
-        """Rows of `progress` up to the moment.
-
-        Every batch of the partitions that have records of the key, and of the other partitions the
-        moment's batch alone.
-        """
+    def _read_progress(self, where: Where) -> list[JsonObject]:
+        """Return the rows of `progress` up to the moment that meet the conditions."""
         columns = ["batch", "source", "topic", "partition", "from_offset", "until_offset"]
-        columns += ["head", "clock", "position"]
+        columns += ["head", "clock", "position", "silver_version"]
+        until: Condition = ("batch", "<=", self.moment.batch)
+        rows = self.reader.select(tables.PROGRESS, columns, [[until, *term] for term in where])
+        return rows.to_pylist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _now(self) -> list[JsonObject]:
+        """The rows of `progress` of the moment's batch, also where they are not noted yet."""
         batch = self.moment.batch
-        partitions = {row["partition"] for row in (*self._rows, *self._late)}
-        where: Where = [
-            [("batch", "<=", batch), ("partition", "in", sorted(partitions))],
-            [("batch", "=", batch)],
-        ]
-        rows: list[JsonObject] = self.reader.select(
-            tables.PROGRESS, [*columns, "silver_version"], where
-        ).to_pylist()
-        if (
-            self.last is not None
-            and self.last[0].batch == batch
-            and all(row["batch"] < batch for row in rows)
-        ):
+        rows = self._read_progress([[("batch", "=", batch)]])
+        if not rows and self.last is not None and self.last[0].batch == batch:
             now = in_milliseconds(progress_rows(self.last[0], self.settings, self.last[1], 0))
-            rows += now.to_pylist()
+            rows = now.to_pylist()
         return rows
 
     @cached_property
-    def _versions(self) -> dict[int, int]:
-        return {row["batch"]: row["silver_version"] for row in self._progress}
+    def _named(self) -> list[JsonObject]:
+        """The rows of `progress` of the batches that rows of the key name, and of the moment's."""
+        of_key = [*self._rows, *self._late, *self._duplicates, *self._correction_rows]
+        where: list[Condition] = [
+            (name, "in", sorted({row[name] for row in of_key} - {None}))
+            for name in ("batch", "partition")
+        ]
+        where.append(("batch", "<", self.moment.batch))
+        return [*self._read_progress([where]), *self._now]
 
     @cached_property
-    def _decisions(self) -> Mapping[int, list[Decided]]:
-        """Decisions of the idle policy, by generation."""
-        is_there = self.reader.exists(tables.IDLE_HEARTBEATS)
-        return {
-            generation.number: [*read_decisions(self.reader, generation)] if is_there else []
-            for generation in self._generations
-        }
+    def _versions(self) -> dict[int, int]:
+        return {row["batch"]: row["silver_version"] for row in self._named}
+
+
+def _of(tp: TopicPartition) -> list[Condition]:
+    """Return the condition for the rows about a topic-partition."""
+    [here] = of_input(tp.input, [[("partition", "=", tp.partition)]])
+    return list(here)
 
 
 def _why_repeated(row: JsonObject) -> str:
@@ -682,9 +749,17 @@ def _why_unread(row: JsonObject) -> JsonObject:
 def _near(reader: TableReader, key: str) -> list[str]:
     """Return known keys that look like this one, most alike first.
 
-    Only those that begin or end as it does are compared, so that these are few.
+    Only those that begin or end as it does are compared: with half of it, or with more of it where
+    too many do.
     """
-    half = (len(key) + 1) // 2
-    keys = reader.summary(tables.SILVER, ["merge_key"], {"rows": ("count", "*")})["merge_key"]
-    is_alike = pc.or_(pc.starts_with(keys, key[:half]), pc.ends_with(keys, key[half:]))
-    return get_close_matches(key, keys.filter(is_alike).to_pylist(), NEAR)
+    shared = max(1, len(key) // 2)
+    while shared <= len(key):
+        alike: Where = [
+            [("merge_key", "begins with", key[:shared])],
+            [("merge_key", "ends with", key[-shared:])],
+        ]
+        if row_count(reader, tables.SILVER, alike) <= ALIKE_ROWS:
+            keys = reader.summary(tables.SILVER, ["merge_key"], {"rows": ("count", "*")}, alike)
+            return get_close_matches(key, keys["merge_key"].to_pylist(), NEAR)
+        shared += max(1, (len(key) - shared) // 2)
+    return []

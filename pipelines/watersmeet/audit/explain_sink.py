@@ -18,7 +18,7 @@ from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generations
 from watersmeet.lake.order import after, up_to, with_message
-from watersmeet.lake.published import last_sink, tail_columns, transaction_tails
+from watersmeet.lake.published import last_sink, tail_after
 from watersmeet.lake.table_reader import Condition, TableReader, row_count
 from watersmeet.settings import Settings
 
@@ -116,13 +116,7 @@ class SentMessages:
             return None
         sequence, partition = self._sequence, row["partition"]
         place = sequence.place(row)
-        later: list[Condition] = [
-            ("partition", "=", partition),
-            (tail_columns(sequence)[sequence.clock], ">=", place[0]),
-            *self._until,
-        ]
-        tails = transaction_tails(self._reader, sequence, self._sink, later).get(partition, ())
-        last = next((tail for tail in tails if tail.place >= place), None)
+        last = tail_after(self._reader, sequence, self._sink, partition, place, self._until)
         if last is None:
             return None
         # A transaction has messages of one generation alone.

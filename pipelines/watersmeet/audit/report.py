@@ -530,9 +530,9 @@ class _LakeFigures:
             [("status", "=", "timed_out"), *span]
             for span in (spans if finished > SAMPLED_RECORDS else [[]])
         ]
-        sample = self.read(
-            SILVER, ("event_time", "last_event_time", "invalid_reason", *self.sources), where
-        )
+        names = ("event_time", "last_event_time", "invalid_reason")
+        rows = self.reader.lengths(SILVER, names, self.sources, where)
+        sample = {name: _array(rows[name]) for name in rows.column_names}
         sample = _chosen(sample, sample["invalid_reason"] != "reset")
         times = sample["event_time"]
         lengths = {source: sample[source] for source in self.sources}
@@ -651,7 +651,7 @@ class _LakeFigures:
         return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
     def read(self, table: str, columns: Sequence[str], where: Where) -> Columns:
-        """Return the columns as arrays: of texts, of the lengths of lists, or else of integers.
+        """Return the columns as arrays: of texts, or else of integers.
 
         With the columns of an input, `input` has its name.
         """
@@ -731,8 +731,6 @@ def _histogram(title: str, caption: str, most: Mapping[int, str], values: Number
 
 
 def _array(column: pa.ChunkedArray) -> Numbers:
-    if pa.types.is_list(column.type):
-        column = pc.list_value_length(column)
     is_text = pa.types.is_string(column.type)
     return np.asarray(column if is_text else pc.fill_null(column.cast(pa.int64()), NULL))
 

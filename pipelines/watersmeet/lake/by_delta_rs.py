@@ -11,7 +11,8 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -64,7 +65,19 @@ class DeltaRsReader(TableReader):
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
         """See `TableReader`."""
-        return self._ask(table, columns, {}, where, version, "")
+        return self._ask(table, _Selection(columns), where, version)
+
+    def lengths(
+        self,
+        table: str,
+        columns: Sequence[str],
+        lists: Sequence[str],
+        where: Where = (),
+        *,
+        version: int | None = None,
+    ) -> pa.Table:
+        """See `TableReader`. Few rows are unpacked at a time, and their lengths alone stay."""
+        return normalise(self._ask(table, _Selection(columns, lists=lists), where, version))
 
     def summary(
         self,
@@ -76,30 +89,22 @@ class DeltaRsReader(TableReader):
         version: int | None = None,
     ) -> pa.Table:
         """See `TableReader`."""
-        grouped = f" GROUP BY {', '.join(map(sql_name, by))}" if by else ""
-        return normalise(self._ask(table, by, values, where, version, grouped))
+        return normalise(self._ask(table, _Selection(by, values, is_grouped=True), where, version))
 
     def _ask(
-        self,
-        table: str,
-        columns: Sequence[str],
-        values: Aggregates,
-        where: Where,
-        version: int | None,
-        grouped: str,
+        self, table: str, selection: _Selection, where: Where, version: int | None
     ) -> pa.Table:
         delta_table = self._at(table, version)
         schema = columns_of(delta_table)
-        check_question(table, schema.names, columns, where, values)
-        selected = [sql_name(column) for column in columns]
-        for name, (kind, column) in values.items():
-            selected.append(
-                f"{kind}({column if column == '*' else sql_name(column)}) AS {sql_name(name)}"
-            )
+        names = [*selection.columns, *selection.lists]
+        check_question(table, schema.names, names, where, selection.values)
         condition = f" WHERE {sql_where(where, schema)}" if where else ""
-        sql = f"SELECT {', '.join(selected)} FROM t{condition}{grouped}"
+        sql = f"SELECT {selection.expressions} FROM t{condition}{selection.grouped}"
         query = QueryBuilder().register("t", delta_table)
         query.execute(_UNPACK_WHAT_MATCHES)
+        if selection.lists:
+            rows = _LISTS_BYTES // max(1, self.row_bytes(table))
+            _read_slowly(query, min(max(1, rows), _BATCH_ROWS))
         try:
             answer = pa.RecordBatchReader.from_stream(query.execute(sql))
             plain = plain_schema(answer.schema)
@@ -326,6 +331,42 @@ class DeltaRsReader(TableReader):
         return not all(files.exists(f"{path}/{name}") for name in listed)
 
 
+class _Selection(NamedTuple):
+    """What is asked of rows: columns, aggregates (`values`), and columns whose lists are only
+    measured. Where they are grouped, it is by the columns.
+    """
+
+    columns: Sequence[str]
+    values: Aggregates = MappingProxyType({})
+    lists: Sequence[str] = ()
+    is_grouped: bool = False
+
+    @property
+    def expressions(self) -> str:
+        """What is selected, as SQL."""
+        selected = [sql_name(column) for column in self.columns]
+        for name, (kind, column) in self.values.items():
+            argument = column if column == "*" else sql_name(column)
+            selected.append(f"{kind}({argument}) AS {sql_name(name)}")
+        selected += [
+            f"CAST(COALESCE(ARRAY_LENGTH({name}), 0) AS BIGINT) AS {name}"
+            for name in map(sql_name, self.lists)
+        ]
+        return ", ".join(selected)
+
+    @property
+    def grouped(self) -> str:
+        """The clause that groups rows, as SQL; empty where they are not grouped."""
+        by = ", ".join(map(sql_name, self.columns))
+        return f" GROUP BY {by}" if self.is_grouped and by else ""
+
+
+_BATCH_ROWS: Final = 8192
+"""Number of rows that DataFusion unpacks at a time by itself."""
+
+_LISTS_BYTES: Final = 16 * 1024 * 1024
+"""Approximate size, packed, of the rows that are unpacked at a time where lists are measured."""
+
 _UNPACK_WHAT_MATCHES: Final = "SET datafusion.execution.parquet.pushdown_filters = true"
 """The other columns are unpacked for the rows alone that meet the conditions on some. delta-rs does
 so by itself, except for a table that may have deletion vectors; where a file has one, it never
@@ -357,18 +398,25 @@ def streamed(
 ) -> Iterator[pa.Table]:
     """Yield the rows of an opened table that meet the conditions, one file after the other.
 
-    At most `batch_rows` come at a time. Without these settings, DataFusion would read as many files
-    at once as there are cores, and ahead of the consumer.
+    At most `batch_rows` come at a time.
     """
     query = QueryBuilder().register("t", delta_table)
-    for setting in ("target_partitions = 1", f"batch_size = {batch_rows}"):
-        query.execute(f"SET datafusion.execution.{setting}")
+    _read_slowly(query, batch_rows)
     names = ", ".join(map(sql_name, schema.names))
     for batch in query.execute(f"SELECT {names} FROM t WHERE {sql_where(where, schema)}"):
         rows = pa.table(pa.record_batch(batch)).cast(schema)
         del batch  # not in memory beside what it was cast to
         yield rows
         del rows  # nor this while the next one comes
+
+
+def _read_slowly(query: QueryBuilder, batch_rows: int) -> None:
+    """Let a query unpack one file after the other, this many rows at a time.
+
+    Otherwise DataFusion reads as many files at once as there are cores, and ahead of the consumer.
+    """
+    for setting in ("target_partitions = 1", f"batch_size = {batch_rows}"):
+        query.execute(f"SET datafusion.execution.{setting}")
 
 
 def sql_where(where: Where, schema: pa.Schema) -> str:

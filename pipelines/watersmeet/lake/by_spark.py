@@ -83,6 +83,20 @@ class SparkReader(TableReader):
         rows = self._collect(table, version, selected)
         return rows.cast(plain_schema(rows.schema))
 
+    def lengths(
+        self,
+        table: str,
+        columns: Sequence[str],
+        lists: Sequence[str],
+        where: Where = (),
+        *,
+        version: int | None = None,
+    ) -> pa.Table:
+        """See `TableReader`."""
+        rows = self._rows(table, version, [*columns, *lists], where)
+        sizes = [_length(name).alias(name) for name in lists]
+        return normalise(self._collect(table, version, rows.select(*map(_column, columns), *sizes)))
+
     def summary(
         self,
         table: str,
@@ -250,6 +264,11 @@ def _aggregate(kind: str, column: str) -> Column:
         "sum": F.sum,
     }[kind]
     return function(F.lit(1) if column == "*" else _column(column))
+
+
+def _length(name: str) -> Column:
+    is_null = F.isnull(_column(name))
+    return F.when(is_null, 0).otherwise(F.size(_column(name))).cast("bigint")
 
 
 def _column(name: str) -> Column:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from watersmeet.lake.table_reader import Condition, Where
+from watersmeet.lake.table_reader import AFFIXES, Condition, Where
 
 
 class Dialect(NamedTuple):
@@ -48,6 +48,8 @@ def _condition(
     name = dialect.name(column)
     if operator in ("is null", "is not null"):
         return f"{name} {operator.upper()}"
+    if operator in AFFIXES:
+        return f"{AFFIXES[operator]}({name}, {len(value)}) = {dialect.text(value)}"
 
     def literal_of(element: Any) -> str:
         """Return a value in the dialect: epoch ms as a time, where the column has times."""

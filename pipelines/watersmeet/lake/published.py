@@ -5,16 +5,15 @@ They have the last messages of the sink, and the progress of dead-letter topics,
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, Final
 
 from watersmeet.core import sequence as sequences
 from watersmeet.core.inputs import InputId
-from watersmeet.core.sequence import Tail
+from watersmeet.core.sequence import Place, Tail
 from watersmeet.lake import tables
-from watersmeet.lake.table_reader import Condition, TableReader, by_partition
+from watersmeet.lake.table_reader import Condition, TableReader, by_partition, lexicographic
 
 _NAMES: Final = {"merge_key": "key"}
 
@@ -91,27 +90,28 @@ def last_tails(
     return {p: tail for p, tail in tails if last[p] == tail.seq}
 
 
-def transaction_tails(
+def tail_after(
     reader: TableReader,
     sequence: sequences.Sequence,
-    sink: str | None = None,
+    sink: str,
+    partition: int,
+    place: Place,
     conditions: Sequence[Condition] = (),
-) -> dict[int, list[Tail]]:
-    """Return, by partition, the last message of each transaction that was noted of a topic, in
-    order.
+) -> Tail | None:
+    """Return the last message of the first transaction that came to a place, or beyond it.
 
-    Only rows that meet all conditions count. `sink` is as for `last_tails`. Empty where the table
-    does not exist.
+    Only rows about this topic and partition that meet all conditions count; None without one.
     """
-    if not reader.exists(tables.PUBLISHED):
-        return {}
-    sink = sink or last_sink(reader, sequence, conditions)
-    if sink is None:
-        return {}
-    of_partition = defaultdict[int, list[Tail]](list)
-    for p, tail in _tails(reader, sequence, [*conditions, ("sink", "=", sink), is_of(sequence)]):
-        of_partition[p].append(tail)
-    return {p: sorted(tails, key=attrgetter("seq")) for p, tails in of_partition.items()}
+    values = sequence.values(place)
+    names = [tail_columns(sequence)[name] for name in values]
+    here: list[Condition] = [*conditions, ("sink", "=", sink), ("partition", "=", partition)]
+    beyond = [[*here, *term] for term in lexicographic(names, [*values.values()], ">=")]
+    first = reader.summary(tables.PUBLISHED, [], {"seq": ("min", "last_seq")}, beyond)
+    seq = first["seq"][0].as_py()
+    if seq is None:
+        return None
+    [(_, tail), *_] = _tails(reader, sequence, [*here, is_of(sequence), ("last_seq", "=", seq)])
+    return tail
 
 
 def _tails(

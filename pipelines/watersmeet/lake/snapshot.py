@@ -111,6 +111,22 @@ class Snapshot(TableReader):
             table, version, lambda at: self._reader.rows(table, columns, where, at)
         )
 
+    def lengths(
+        self,
+        table: str,
+        columns: Sequence[str],
+        lists: Sequence[str],
+        where: Where = (),
+        *,
+        version: int | None = None,
+    ) -> pa.Table:
+        """See `TableReader`."""
+        return self._at_moment(
+            table,
+            version,
+            lambda at: self._reader.lengths(table, columns, lists, where, version=at),
+        )
+
     def summary(
         self,
         table: str,

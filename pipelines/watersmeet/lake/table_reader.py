@@ -28,7 +28,8 @@ Where: TypeAlias = Sequence[Sequence[Condition]]
 """Conditions (column, operator, value), ANDed within a term; the terms are ORed.
 
 `()` matches every row. Operators: `=`, `!=`, `<`, `<=`, `>`, `>=`, `in` and `not in` (a list),
-`is null`, `is not null` (the value is ignored). A time is epoch ms. As in SQL, a null meets no
+`begins with` and `ends with` (a text), `is null`, `is not null` (the value is ignored). A time is
+epoch ms. As in SQL, a null meets no
 condition but `is null`.
 """
 
@@ -39,7 +40,9 @@ Nulls are ignored; `("count", "*")` counts rows.
 """
 
 COMPARISONS: Final = frozenset(["=", "!=", "<", "<=", ">", ">="])
-OPERATORS: Final = COMPARISONS | {"in", "not in", "is null", "is not null"}
+AFFIXES: Final = {"begins with": "LEFT", "ends with": "RIGHT"}
+"""Operators for the beginning or the end of a text, and the SQL functions that return it."""
+OPERATORS: Final = COMPARISONS | AFFIXES.keys() | {"in", "not in", "is null", "is not null"}
 AGGREGATES: Final = frozenset(["count", "min", "max", "sum"])
 
 MAX_TERMS: Final = 16
@@ -145,6 +148,19 @@ class TableReader(Histories, Protocol):
         """Return a row for each combination of `by`, with aggregates of its rows.
 
         Where `by` is empty, there is one row in any case.
+        """
+
+    def lengths(
+        self,
+        table: str,
+        columns: Sequence[str],
+        lists: Sequence[str],
+        where: Where = (),
+        *,
+        version: int | None = None,
+    ) -> pa.Table:
+        """Return columns of exactly the rows that meet the conditions, and beside them how many
+        elements columns with `lists` have there, without their content; 0 for a null.
         """
 
     def version(self, table: str) -> int:
