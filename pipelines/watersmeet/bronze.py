@@ -93,8 +93,7 @@ class Bronze:
         return bool(reached)
 
     def _recover(self) -> _Reading:
-        """Return how and where the table is to be continued, once its last note is complete."""
-        self.table.complete()
+        """Return how and where the table is to be continued."""
         self.table.schemas.recover()
         beyond = self.next_offsets.beyond_rows(self.input)
         offsets = self.next_offsets.checked(self.input, beyond)
@@ -137,9 +136,7 @@ class Bronze:
         unchecked = self._check_share(counts)
         fault_point("bronze.append")
         with self.owner.step("bronze", "append"):
-            commit = self.table.append(rows, counts, beyond)
-        with self.owner.step("bronze", "note"):
-            self.table.note(commit)
+            self.table.append(rows, counts, beyond)
         fault_point("bronze.done")
         self._notify(counts)
         if self.maintenance is not None:

@@ -24,7 +24,6 @@ from watersmeet.lake import tables
 from watersmeet.lake.lease import Lease
 from watersmeet.lake.maintenance import Maintenance
 from watersmeet.operations.retention import expire
-from watersmeet.running.bronze_table import BronzeTable
 from watersmeet.running.dead_letters import DeadLetters
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.owner import Owner
@@ -86,9 +85,6 @@ class Cycle:
 
         This comes before anything is planned, deleted, read elsewhere or changed.
         """
-        if "bronze" in self._run.layers:
-            for input_id in self._settings.inputs:
-                BronzeTable(self.owner, self._settings, input_id).complete()
         if "silver" in self._run.layers:
             self.silver.complete()
         if "gold" in self._run.layers:
@@ -115,19 +111,14 @@ class Cycle:
         engine = self.owner.engine
         if "bronze" in self._run.layers:
             return engine.follow_kafka(self._topics(self._settings.inputs), work)
+        bronze = [tables.bronze(source) for source in self._settings.sources]
         read = {
-            "silver": [tables.bronze(source) for source in self._settings.sources],
-            "gold": [
-                tables.SILVER,
-                *(tables.CORRECTIONS for _ in self.corrections),
-                *self._settings.publish.dead_letter_topics,
-            ],
+            "silver": bronze,
+            "gold": [tables.SILVER, *bronze] if self.dead_letters else [tables.SILVER],
         }
-        own = {"silver": {tables.SILVER, tables.LATE, tables.CORRECTIONS}, "gold": set[str]()}
-        written = set[str]().union(*(own[layer] for layer in self._run.layers))
-        names = [table for layer in self._run.layers for table in read[layer]]
-        follower = "-".join(self._run.layers)
-        return engine.follow_tables([name for name in names if name not in written], work, follower)
+        written = {tables.SILVER} if "silver" in self._run.layers else set[str]()
+        names = {table for layer in self._run.layers for table in read[layer]} - written
+        return engine.follow_tables(sorted(names), work, "-".join(self._run.layers))
 
     def run(self) -> None:
         """Pass on everything that is available now, batch by batch, until a stop is asked for."""

@@ -50,7 +50,7 @@ from watersmeet.core.plan import (
     plan_batch,
 )
 from watersmeet.core.reading import KAFKA, read_records
-from watersmeet.core.repeated import DUPLICATE_SCHEMA, duplicates_of
+from watersmeet.core.repeated import DUPLICATE_SCHEMA
 from watersmeet.core.repeated import ID as RECORD_ID
 from watersmeet.core.sequence import CORRECTED, ID, LATE, MERGED, SEQ, VERSION
 from watersmeet.core.sequence import TENANT as TENANT_HEADER
@@ -71,6 +71,8 @@ LARGEST_TIME_MS: Final = 2**53
 _FIELDS: Final = ["source", "partition", "key", "value", "timestamp", "headers"]
 _AT_END: Final = 1
 """Number of the batch in which time goes on after the last record."""
+
+_OF_MERGE_RECORDS: Final = ("open", "waiting", "timed_out")
 
 _RECORD: Final = ("merge_key", *TENANT.names, "event_time")
 """Columns of a record that is not published."""
@@ -347,6 +349,10 @@ def _bronze(
 # -- what comes out
 
 
+def _with_status(rows: pa.Table, status: str) -> pa.Table:
+    return rows.filter(pc.equal(rows["status"], status))
+
+
 @dataclass(frozen=True)
 class DryRun:
     """A dry run of some records.
@@ -394,13 +400,16 @@ class DryRun:
                 expressions = Expressions.of(self.settings)
                 changed = expressions.validated(changed)
                 expressions.warn_of(changed)
+                of_merge = pa.array([*_OF_MERGE_RECORDS, None], pa.string())
+                merged = pc.is_in(changed["status"], of_merge)
                 silver = pa.concat_tables(
-                    [silver.filter(is_finished), applied(unfinished, changed)]
+                    [silver.filter(is_finished), applied(unfinished, changed.filter(merged))]
                 )
-                late = pa.concat_tables([late, done.late])
-                if has_ids:
-                    duplicates = pa.concat_tables([duplicates, duplicates_of(changed, number)])
-                pending = pa.concat_tables([pending, done.late.filter(pc.is_valid(done.late["u"]))])
+                new = _with_status(changed, "late").select(LATE_SCHEMA.names)
+                late = pa.concat_tables([late, new])
+                repeated = _with_status(changed, "duplicate").select(DUPLICATE_SCHEMA.names)
+                duplicates = pa.concat_tables([duplicates, repeated])
+                pending = pa.concat_tables([pending, new.filter(pc.is_valid(new["u"]))])
                 now = settled(pending, done.clocks, plan.clocks, rules)
                 made = self._corrected(now, silver, corrections, batch)
                 pending = without(pending, now.rows)

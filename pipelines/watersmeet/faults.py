@@ -18,14 +18,9 @@ ARMED_BY: Final = "WATERSMEET_FAULT"
 
 POINTS: Final = (
     "bronze.append",  # a micro-batch was read, nothing of it is written
-    "bronze.quarantine",  # its rows are in bronze, the refused ones among them not in quarantine
     "bronze.done",  # all of it is written, and the stream's query does not know yet
-    "idle.decide",  # a source is found idle, and its decision is not written
-    "silver.merge",  # a batch is planned, nothing is written
-    "silver.notes",  # silver has the batch, none of its notes is written
-    "silver.duplicates",  # its late records are written, the repeated ones are not
-    "silver.corrections",  # those are written, too, the corrections are not
-    "silver.progress",  # those are written, too, progress is not
+    "idle.decide",  # a source is found idle, and no batch has its decision
+    "silver.merge",  # a batch is planned, nothing of it is written
     "silver.done",  # all of it is written, and gold does not know
     # An earlier publisher is fenced, its transaction aborted, the sink's tails are not read.
     "publisher.begin",

@@ -26,7 +26,7 @@ from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.inputs import InputId
 from watersmeet.core.types import DUE, TIME, ddl, quoted
 from watersmeet.lake import tables
-from watersmeet.lake.by_spark import sql_name
+from watersmeet.lake.by_spark import sql_name, view_sql
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.location import Lake
@@ -69,8 +69,8 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     reader = engine.reader
     next_offsets = dict[InputId, dict[int, int]]()
     if generations := read_generations(reader, settings):
-        last = last_batch(reader, settings)
-        batch = 0 if last is None else last[0].batch + 1
+        last = last_batch(reader)
+        batch = 0 if last is None else last.batch + 1
         for tp, offset in reached(reader, generations.newest, batch).items():
             next_offsets.setdefault(tp.input, {})[tp.partition] = offset
     waits = waits_for(reader, settings)
@@ -101,7 +101,7 @@ def live_sql(
     """
     sources = list(settings.sources)
     next_offsets = skipping or {}
-    progress = sql_name(lake, tables.PROGRESS)
+    progress = f"({view_sql(lake, tables.PROGRESS)})"
     generations = sql_name(lake, tables.GENERATIONS)
     columns = ", ".join(f"`{source}`" for source in sources)
     names = settings.input_names
@@ -134,6 +134,7 @@ def live_sql(
         SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid,
             invalid_reason, batch{of_silver}
         FROM {sql_name(lake, tables.SILVER)}
+        WHERE status IN ('open', 'timed_out', 'waiting')
         UNION ALL
         SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {parts},
             CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){of_waiting}
@@ -157,7 +158,7 @@ def corrected_sql(lake: Lake, settings: Settings) -> str:
             UNION ALL
             SELECT {record}, CASE WHEN is_late_born THEN id END AS late_born, version, valid,
                 first_event_time, last_event_time, {sources}
-            FROM {sql_name(lake, tables.CORRECTIONS)} WHERE version > 0
+            FROM ({view_sql(lake, tables.CORRECTIONS)}) WHERE version > 0
         ), ranked AS (
             SELECT *, row_number() OVER (
                 PARTITION BY {record}, late_born ORDER BY version DESC) AS place

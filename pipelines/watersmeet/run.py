@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -303,16 +304,8 @@ class Run:
     def _widen_own(self, written: Sequence[tuple[str, str]]) -> None:
         """Widen the tables to which the layers' owner commits (`written_by`)."""
         own = {
-            "bronze": [
-                *map(tables.bronze, self.settings.sources),
-                tables.QUARANTINE,
-                tables.RECOVERED,
-            ],
-            "silver": [
-                tables.SILVER,
-                *tables.notes_of_records(self.settings),
-                tables.PROGRESS,
-            ],
+            "bronze": [*map(tables.bronze, self.settings.sources)],
+            "silver": [tables.SILVER],
             "gold": [tables.PUBLISHED],
         }
         for layer in self.layers:
@@ -395,14 +388,27 @@ def create_missing(engine: Engine) -> None:
 
 
 def create_views(engine: Engine) -> None:
-    """Create the views of a catalog's lake: `live`, and `corrected` where there are corrections."""
-    if engine.lake.is_catalog:
-        from watersmeet.live import CORRECTED, LIVE, corrected_sql, live_sql  # imports Spark
+    """Create the views of a catalog's lake: those of its tables (`lake.views`), `live`, and
+    `corrected` where there are corrections.
+    """
+    lake = engine.lake
+    if not lake.is_catalog:
+        return
+    from watersmeet.lake.by_spark import view_sql  # imports Spark
+    from watersmeet.live import CORRECTED, LIVE, corrected_sql, live_sql
 
-        lake = engine.lake
-        engine.create_view(LIVE, live_sql(lake, lake.settings))
-        if tables.has_corrections(lake.settings):
-            engine.create_view(CORRECTED, corrected_sql(lake, lake.settings))
+    # The tables may still lack columns that rules of now need.
+    of_tables = {view.parts[0].table for view in lake.views.values()}
+    existing = {table: {*engine.reader.columns(table).names, "source"} for table in of_tables}
+    queries = {
+        name: view_sql(lake, name, existing[view.parts[0].table])
+        for name, view in lake.views.items()
+    }
+    queries[LIVE] = live_sql(lake, lake.settings)
+    if tables.has_corrections(lake.settings):
+        queries[CORRECTED] = corrected_sql(lake, lake.settings)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(engine.create_view, queries, queries.values()))
 
 
 def evolve_schema(engine: Engine, names: Sequence[str]) -> bool:

@@ -43,7 +43,6 @@ from watersmeet.configuration.sources import (
     written,
 )
 from watersmeet.configuration.values import (
-    NAMES_OF_CORRECTIONS,
     RESERVED_NAMES,
     StartOffsets,
     StartTimestamp,
@@ -663,14 +662,6 @@ class Settings(Part):
     def _can_correct_late_records(self) -> "Settings":
         if self.publish.corrections is None:
             return self
-        for name in self.sources:
-            if name in NAMES_OF_CORRECTIONS:
-                raise RefusedError(
-                    "{path} is reserved for the output where there are `publish.corrections`",
-                    "sources",
-                    name,
-                    fix="choose another name, or leave these out",
-                )
         window = self.merge.window
         needed_ms = self.publish.corrections.within_ms + 2 * (window.gap_ms + window.longest_ms)
         for name in ("silver", "late"):

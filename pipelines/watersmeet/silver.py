@@ -1,54 +1,50 @@
 """The silver layer: the merge of the sources by event time, a pure function of bronze.
 
-It is kept by one Delta commit per batch. A batch is made in these steps:
+It is kept by one Delta commit per batch, which holds everything that the batch has made:
 
 1. *plan*: exact offset ranges and clocks, from bronze beyond the last batch
    (`watersmeet.running.planning`; writes nothing);
 2. *read* the records of the ranges, and the open merge records;
-3. *merge* them (`core.merge`), by Kafka partition;
-4. *commit* the merge records that change. This one commit decides: its metadata holds the whole
-   plan;
-5. *notes*: write the late records, the repeated ones, the corrections that are due, then
-   `progress` with the version of silver that holds the batch.
-   (Waiting records that are late by the rules of another epoch are noted before step 4, since the
-   batch removes them from silver: `running.epoch_start`.)
+3. *merge* them (`core.merge`), by Kafka partition, and correct what is settled
+   (`watersmeet.running.correcting`);
+4. *commit* the merge records that change, a row for each record that was not merged, the
+   corrections, and for each topic-partition how far the batch has come.
 
-Before step 4 nothing is known of a batch, and another plan may be made. After a crash between steps
-4 and 5, a start reads the plan from silver's last commit and completes the notes. Each note carries
-the transaction version of the commit that it follows from, so it is written once, by whichever
-process comes first.
+Before step 4 nothing is known of a batch, and another plan may be made. Afterwards nothing is left
+to do.
 
-If a source is silent, the idle policy may make a decision for it between two batches
-(`running.idle_policy`). The decision is a row of `idle_heartbeats`, and from then on counts like a
-record of bronze. The lake's newest generation says where the merge begins (`running.generations`).
+If a source is silent, the idle policy may make a decision for it (`running.idle_policy`). The
+decision counts like a record of bronze, and is a row in the commit of the batch that it lets go on.
+The lake's newest generation says where the merge begins (`running.generations`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import pyarrow as pa
 
-from watersmeet.core.merge import LATE_SCHEMA, Batch
+from watersmeet.core.merge import Batch
 from watersmeet.core.plan import BatchPlan, End, TopicPartition
+from watersmeet.core.silver import in_silver
 from watersmeet.engine import Engine
 from watersmeet.expressions.publish import Expressions
 from watersmeet.faults import fault_point
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Commit
+from watersmeet.lake.decisions import Decided, decision_rows
 from watersmeet.lake.epochs import InheritedLateness
 from watersmeet.lake.generations import Generation, read_generations
-from watersmeet.lake.progress import facts_of, progress_rows
+from watersmeet.lake.progress import batch_rows, facts_of
 from watersmeet.lake.restored import check_table
 from watersmeet.running.batch_rows import BatchRows
 from watersmeet.running.batches import make_batch
 from watersmeet.running.correcting import Correcting
 from watersmeet.running.ended import end_earlier
-from watersmeet.running.epoch_start import note_late_waiting
-from watersmeet.running.idle_policy import decide_idle, write_decisions
+from watersmeet.running.idle_policy import decide_idle
 from watersmeet.running.outcomes import notify_merge
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.running.planning import Planner
@@ -75,6 +71,8 @@ class Silver:
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
     inherited: InheritedLateness | None = None
     _planner: Planner | None = field(default=None, repr=False)
+    _decided: list[Decided] = field(default_factory=list, repr=False)
+    """Idle decisions that the next batch commits."""
     _version: int | None = None
     """Version of silver that this owner made last; one made since may be a restored earlier one."""
 
@@ -87,37 +85,35 @@ class Silver:
             planner = self.recover()
             with self.owner.step("silver", "plan"):
                 plan = planner.next()
+                if plan is None:
+                    plan = self._decide_idle(planner)
             if plan is not None:
                 self.commit(plan)
             notify_merge(self.owner, self._rows, plan, planner)
-            if plan is not None:
-                yield plan
-            elif not self._decide_idle(planner):
+            if plan is None:
                 return
+            yield plan
 
     def commit(self, plan: BatchPlan) -> None:
-        """Read, merge and commit a planned batch, and write its notes (steps 2 to 5)."""
+        """Read, merge and commit a planned batch (steps 2 to 4)."""
         if self._engine.reader.version(tables.SILVER) != self._version:
             check_table(self._engine.reader, self._engine.lake, tables.SILVER)
         planner = self.recover()
-        self._planner = None  # after a failure, only the tables know whether it was committed
+        self._planner = None  # after a failure, only the table knows whether it was committed
         batch = make_batch(self._engine, self.settings, plan, planner, self._generation)
-        if batch.begins_epoch:
-            note_late_waiting(self.owner, self._rows, self._generation, batch)
-        commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
+        commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan))
         fault_point("silver.merge")
         with self.owner.step("silver", "merge"):
             self._merge(batch, planner, commit)
             self._rows.merged(planner.size(plan))
-            self._version = version = self.owner.confirm(tables.SILVER, commit)
-        with self.owner.step("silver", "note"):
-            self._note(plan, commit, version, planner)
+            self._version = self.owner.confirm(tables.SILVER, commit)
         fault_point("silver.done")
         planner.done(plan)
+        self._decided = []
         self._planner = planner
 
     def complete(self) -> None:
-        """Complete the notes of the last batch, and what follows from the last reset."""
+        """Complete what follows from the last reset."""
         if self.has_begun():
             self.recover()
 
@@ -131,20 +127,19 @@ class Silver:
         return bool(read_generations(self._engine.reader, self.settings))
 
     def recover(self) -> Planner:
-        """Return the planner of batches.
-
-        At first, and after a failure, it is recovered from the tables, once the last batch's notes
-        are complete.
+        """Return the planner of batches; at first, and after a failure, recovered from the
+        tables.
         """
         if self._planner is None:
             end_earlier(self.owner, self.settings)
+            self._decided = []
             self._planner = recover_planner(
-                self.owner, self.settings, self._generation, self.ends, self.inherited, self._note
+                self._engine, self.settings, self._generation, self.ends, self.inherited
             )
         return self._planner
 
     def _merge(self, batch: Batch, planner: Planner, commit: Commit) -> None:
-        """Read, merge and commit a batch (steps 2 to 4).
+        """Read, merge and commit a batch.
 
         Changing rows that are large are merged a chunk at a time, if the engine can. A batch that
         changes no open row is appended.
@@ -153,10 +148,15 @@ class Silver:
         functions = inputs.functions(batch, self._expressions)
         schema = batch.changed_schema()
         unfinished = self._rows.select_unfinished(batch, planner.clocks, inputs.record_count)
+        following = self._correcting.settling(
+            batch, planner.clocks, planner.state.clocks, self._own_rows(batch)
+        )
         held_bytes = HELD_BATCHES * self._engine.merge_bytes
         if unfinished.where_bytes > held_bytes and unfinished.has_changing:
             merging = functions.merge_in_chunks
-            if self._engine.merge_in_chunks(unfinished, merging, inputs.rows, schema, commit):
+            if self._engine.merge_in_chunks(
+                unfinished, merging, inputs.rows, schema, commit, following
+            ):
                 return
         rows = [*inputs.rows, self._rows.open_rows(unfinished)]
         size = planner.size(batch.plan) + unfinished.where_bytes
@@ -164,49 +164,37 @@ class Silver:
             functions.merge, rows, planner.partitions, schema, size=size
         )
         if not unfinished.has_changing:
-            self._engine.append(tables.SILVER, changed, commit)
+            self._engine.append(tables.SILVER, changed, commit, following)
             return
         large = unfinished if unfinished.size > held_bytes else None
-        self._engine.merge(tables.SILVER, changed, commit, large=large)
+        self._engine.merge(tables.SILVER, changed, commit, large=large, following=following)
 
-    def _note(self, plan: BatchPlan, commit: Commit, version: int, planner: Planner) -> None:
-        """Write the notes of a batch (step 5); those that are already written are skipped."""
-        fault_point("silver.notes")
-        if plan.has_late:
-            batch = make_batch(self._engine, self.settings, plan, planner, self._generation)
-            inputs = replace(self._rows.inputs(batch, planner), counts=[], messages=[])
-            find_late = inputs.functions(batch, self._expressions).late
-            late = self._engine.from_tables(
-                find_late,
-                inputs.rows,
-                planner.partitions,
-                LATE_SCHEMA,
-                size=planner.size(plan),
-            )
-            self._engine.append(tables.LATE, late, commit)
-        fault_point("silver.duplicates")
-        with self._correcting.of(plan, planner) as corrected:
-            repeated = [self._rows.duplicates(plan.batch), corrected.duplicates]
-            duplicates = pa.concat_tables(repeated)
-            if duplicates.num_rows:
-                self._engine.append(tables.DUPLICATES, duplicates, commit)
-            fault_point("silver.corrections")
-            if corrected.corrections is not None:
-                self._engine.append(tables.CORRECTIONS, corrected.corrections, commit)
-        fault_point("silver.progress")
-        rows = progress_rows(plan, self.settings, version, now_ms())
-        self._engine.append(tables.PROGRESS, rows, commit)
+    def _own_rows(self, batch: Batch) -> pa.Table:
+        """Return the rows that say how far a batch comes, and which idle decisions let it."""
+        plan = batch.plan
+        schema = batch.changed_schema()
+        now = now_ms()
+        decisions = decision_rows(self._decided, now, plan.batch, plan.generation)
+        rows = [
+            in_silver(batch_rows(plan, now), "batch", schema),
+            in_silver(decisions, "idle", schema),
+        ]
+        return pa.concat_tables(rows)
 
-    def _decide_idle(self, planner: Planner) -> bool:
-        """Write idle decisions for laggards that are silent; return True if there were any."""
+    def _decide_idle(self, planner: Planner) -> BatchPlan | None:
+        """Return the batch that idle decisions about silent laggards let go on; None without."""
         if self.idle_detector is None:
-            return False
+            return None
         decided = decide_idle(planner, self.idle_detector, self.partitions)
-        if decided:
-            self._planner = None  # after a failure, only the table knows whether it was decided
-            write_decisions(self.owner, self.settings, planner, decided)
-            self._planner = planner
-        return bool(decided)
+        if not decided:
+            return None
+        fault_point("idle.decide")
+        planner.decided(decided)
+        self._decided = decided
+        plan = planner.next()
+        if plan is None:
+            self._planner = None  # its decisions let nothing go on
+        return plan
 
     @cached_property
     def _rows(self) -> BatchRows:
@@ -218,7 +206,7 @@ class Silver:
 
     @cached_property
     def _correcting(self) -> Correcting:
-        return Correcting(self._engine, self.settings, self._generation, self._rows)
+        return Correcting(self._engine, self.settings, self._generation)
 
     @cached_property
     def _generation(self) -> Generation:

@@ -16,7 +16,7 @@ from watersmeet.audit.evidence import read_evidence
 from watersmeet.audit.problems import Findings
 from watersmeet.audit.verify import check_partition
 from watersmeet.audit.verify_evidence import read_partitions
-from watersmeet.audit.verify_tables import check_versions
+from watersmeet.audit.verify_tables import check_batches
 from watersmeet.audit.verify_validity import Validator
 from watersmeet.core.idle import IdleDecision
 from watersmeet.settings import Settings
@@ -67,5 +67,5 @@ def problems_in(
     findings, judge = Findings("all"), Validator(evidence.epochs)
     for partition in read_partitions(evidence, judge.evaluated):
         check_partition(partition, judge, defaultdict(lambda: findings))
-    check_versions(evidence, findings)
+    check_batches(evidence, findings)
     return [f"{problem.where}: {problem.what}" for problem in findings.described()]

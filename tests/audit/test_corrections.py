@@ -26,6 +26,7 @@ from watersmeet.audit.status import status
 from watersmeet.core.correction_model import Correction
 from watersmeet.engine.choice import open_engine
 from watersmeet.lake import tables
+from watersmeet.lake.by_spark import view_sql
 from watersmeet.lake.location import Lake
 from watersmeet.live import corrected_sql
 from watersmeet.operations.retention import expire
@@ -67,7 +68,7 @@ class Corrected:
         before = len(self.lake.plans)
         self.lake.merge()
         for plan in self.lake.plans[before:]:
-            found = outcomes(self.lake.reader, self.lake.settings, plan, was_recovered=False)
+            found = outcomes(self.lake.reader, self.lake.settings, plan)
             for topic, counts in found.items():
                 self.counted.update(
                     {(topic, *outcome): records for outcome, records in counts.items()}
@@ -144,7 +145,7 @@ def test_each_outcome_of_late_records_is_counted_as_the_tables_have_it(
     assert too_many > 0
     parts = Counter[str]()
     for source in corrected.lake.settings.sources:
-        for row in reader.select(tables.SILVER, [source])[source].to_pylist():
+        for row in reader.select(tables.MERGED, [source])[source].to_pylist():
             parts[source] += len(row)
         assert counted[source, "merged", ""] == parts[source]
 
@@ -231,7 +232,7 @@ def test_of_a_late_born_record_no_more_is_told_of_a_part_whose_version_keep_has_
         [NOTED | {"partition": 0, "last_settled_at": 20_000}]
     )
     lake.engine.append(tables.PUBLISHED, out)
-    expire(lake.owner(), settings, tables.CORRECTIONS)
+    expire(lake.owner(), settings, tables.SILVER)
     found = explain(lake.reader, settings, "a")
     [record] = found["records"]
     assert [version["version"] for version in record["versions"]] == [2]
@@ -250,10 +251,12 @@ def test_the_documented_view_has_each_merge_record_as_its_last_correction_left_i
     corrected: Corrected,
 ) -> None:
     [statement] = re.findall("```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    query = QueryBuilder()
-    for name in (tables.SILVER, tables.CORRECTIONS):
-        query.register(name, DeltaTable(f"{folder_of(corrected.lake.settings)}/{name}"))
-    rows = pa.table(query.execute(statement.removeprefix("CREATE VIEW corrected AS\n"))).to_pylist()
+    silver = DeltaTable(f"{folder_of(corrected.lake.settings)}/{tables.SILVER}")
+    query = QueryBuilder().register(tables.SILVER, silver)
+    documented = statement.removeprefix("CREATE VIEW corrected AS\n").replace(
+        "FROM corrections", "FROM (SELECT * FROM silver WHERE status = 'correction')"
+    )
+    rows = pa.table(query.execute(documented)).to_pylist()
     found = Counter(
         (row["partition"], source, part["offset"])
         for row in rows
@@ -287,7 +290,7 @@ def test_a_lake_without_corrections_shows_none(tmp_path: Path) -> None:
     assert {row["corrections"] for row in answer["partitions"]} == {0}
     assert "corrections" not in " ".join(read(status_view(answer)))
     assert "corrections" not in rows(read_report(lake.reader, settings, 0), COUNTS)[0]
-    counts = outcomes(lake.reader, settings, lake.plans[-1], was_recovered=False)
+    counts = outcomes(lake.reader, settings, lake.plans[-1])
     assert "corrected" not in {outcome for of in counts.values() for outcome, _ in of}
 
 
@@ -295,9 +298,10 @@ def test_the_documented_view_is_that_of_a_catalog() -> None:
     """Its query is a catalog's but for the names of the tables."""
     lake = {"catalog": "spark_catalog", "schema": "shop"}
     settings = settings_for(Path("/nowhere"), lake=lake, checkpoints="/nowhere", **corrections())
-    query = corrected_sql(Lake(settings), settings)
-    for name in (tables.SILVER, tables.CORRECTIONS):
-        query = query.replace(Lake(settings).address(name), name)
+    lake_of = Lake(settings)
+    query = corrected_sql(lake_of, settings)
+    query = query.replace(f"({view_sql(lake_of, tables.CORRECTIONS)})", tables.CORRECTIONS)
+    query = query.replace(lake_of.address(tables.SILVER), tables.SILVER)
     [statement] = re.findall("```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     documented = statement.removeprefix("CREATE VIEW corrected AS\n")
     assert documented.split() == query.replace("`", "").split()

@@ -107,7 +107,7 @@ def test_validate_says_that_the_second_of_two_equal_hours_is_late(
 def test_only_the_last_records_count_so_that_a_mistake_of_today_is_seen(tmp_path: Path) -> None:
     pairs = [at(f"k{n}", n) for n in range(20)]
     lake = lake_of(tmp_path, pairs, pairs)
-    row = lake.reader.select(tables.SILVER, ["partition"]).num_rows
+    row = lake.reader.select(tables.MERGED, ["partition"]).num_rows
     assert (row, warnings(lake)) == (20, [])
     alone = {
         "status": "timed_out",

@@ -1,4 +1,4 @@
-"""Repeated records are one outcome more: derived again, shown, and noted once whatever happens."""
+"""Repeated records are one outcome more: derived again, and shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from tests.support.cases import (
     random_case,
 )
 from tests.support.configurations import IDS, settings_for
-from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
 from tests.support.inputs import input_of
 from tests.support.lakes import CaseLake, duplicates_of
@@ -81,16 +80,12 @@ KINDS: dict[str, Callable[[Path, int], CaseLake]] = {
     "kind",
     [pytest.param(kind, marks=pytest.mark.long if n else ()) for n, kind in enumerate(KINDS)],
 )
-def test_verify_and_rebuild_agree_also_where_a_crash_comes_between_a_batch_and_its_notes(
+def test_what_silver_makes_of_repeated_records_is_derived_again(
     tmp_path: Path, kind: str, seed: int
 ) -> None:
     lake = KINDS[kind](tmp_path, seed)
-    for share, table in ((0.3, tables.DUPLICATES), (0.6, tables.PROGRESS), (1.0, None)):
+    for share in (0.3, 0.6, 1.0):
         lake.arrive(share)
-        if table is not None:
-            with pytest.raises(CrashError):
-                list(lake.start(engine=dying_at(lake.engine, "append", table)).drain())
-            assert problems_in(lake) == [], "what is not noted yet is derived"
         lake.merge()
         assert problems_in(lake) == []
     assert len(lake.duplicates()) > 20
@@ -158,7 +153,7 @@ def test_a_repeated_record_dates_its_merge_record_and_is_no_part(known: CaseLake
     assert problems_in(known) == []
     columns = ["status", "event_time", "last_event_time", "tracking", "orders"]
     where = [[("partition", "=", 0), ("merge_key", "=", "a")]]
-    rows = known.reader.select(tables.SILVER, columns, where).to_pylist()
+    rows = known.reader.select(tables.MERGED, columns, where).to_pylist()
     assert sorted(
         (
             *(r[name] for name in ("status", "event_time", "last_event_time")),
@@ -183,7 +178,7 @@ def test_explain_status_and_the_outcomes_of_a_batch_have_it(known: CaseLake) -> 
     assert "duplicates: merged, and no parts" in read(explain_view(answer))
     partitions = status(known.reader, known.settings, 0.1)["partitions"]
     assert [row["duplicates"] for row in partitions] == [2, 2]
-    counts = outcomes(known.reader, known.settings, known.plans[-1], was_recovered=False)
+    counts = outcomes(known.reader, known.settings, known.plans[-1])
     assert counts["tracking"] == {
         ("heartbeat", ""): 4,
         ("late", ""): 0,
@@ -192,10 +187,10 @@ def test_explain_status_and_the_outcomes_of_a_batch_have_it(known: CaseLake) -> 
     }
 
 
-MERGED = "merge records, late, duplicates and recovered: the record"
+TRACE = "silver: the record"
 BREAKS: list[tuple[Change, list[str]]] = [
-    (gone, [f"{MERGED} is missing", "model duplicate from 60 to 60 of tracking@1"]),
-    (twice, [f"{MERGED} appears 2 times", "the tables have duplicate from 60 to 60 of tracking@1"]),
+    (gone, [f"{TRACE} is missing", "model duplicate from 60 to 60 of tracking@1"]),
+    (twice, [f"{TRACE} appears 2 times", "the tables have duplicate from 60 to 60 of tracking@1"]),
     (altered(of_offset=2), ["(60, the id '1' of offset 2), and the merge model"]),
     (altered(id="2"), ["(60, the id '2' of offset 0), and the merge model"]),
 ]
@@ -228,6 +223,6 @@ def test_a_lake_without_ids_has_none_of_it(tmp_path: Path) -> None:
     lake.merge()
     assert "record_ids" not in lake.reader.columns(tables.SILVER).names
     assert "id" not in lake.reader.columns(tables.bronze("tracking")).names
-    assert lake.reader.version(tables.DUPLICATES) == 0
+    assert lake.duplicates() == []
     assert explain(lake.reader, settings, "a")["duplicates"] == []
     assert problems_in(lake) == []

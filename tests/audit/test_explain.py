@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.support.cases import KEYS, SOURCES, Case, heartbeat, keyed
 from tests.support.configurations import settings_for
-from tests.support.model_lakes import ModelLake, rewrite, wall_clock_ms
+from tests.support.model_lakes import ModelLake, wall_clock_ms
 from tests.support.topics import Published, consume
 from watersmeet.audit.explain import explain
 from watersmeet.audit.show import utc
-from watersmeet.audit.status import status
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.model import MergeRecord
 from watersmeet.errors import ConfigurationError, WatersmeetError
@@ -175,7 +174,7 @@ def test_every_part_came_with_the_batch_and_version_that_merged_it(river: River)
     reader = river.lake.reader
     progress = reader.select(
         tables.PROGRESS,
-        ["batch", "source", "partition", "from_offset", "until_offset", "clock", "silver_version"],
+        ["batch", "source", "partition", "from_offset", "until_offset", "clock"],
     ).to_pylist()
     commits = {v.number: Commit.parse(v.metadata) for v in reader.history(tables.SILVER)}
     for key in KEYS:
@@ -193,8 +192,8 @@ def test_every_part_came_with_the_batch_and_version_that_merged_it(river: River)
                 assert row["from_offset"] <= part["offset"] < row["until_offset"]
                 commit = commits[part["version"]]
                 assert commit is not None
-                assert (part["version"], commit.number) == (
-                    row["silver_version"],
+                assert (commit.facts["batch"], commit.number) == (
+                    part["batch"],
                     part["batch"] + 1,
                 )
             if record["closed"] is not None:
@@ -291,37 +290,6 @@ def test_what_was_known_is_told_again_as_of_its_time_and_version(river: River, k
     assert explain(reader, river.settings, key) != told
 
 
-def test_a_batch_whose_progress_was_not_noted_yet_is_told_by_its_commit_with_a_warning(
-    river: River,
-) -> None:
-    """Its late records may be missing, in `status`, too."""
-    reader, settings = river.lake.reader, river.settings
-    before = {key: explain(reader, settings, key) for key in (KEYS[1], ODD)}
-    last = river.lake.batch - 1
-    kept = reader.select(tables.PROGRESS, ["batch"])["batch"].to_pylist()
-    saved: list[dict[str, Any]] = []
-    rewrite(
-        settings, tables.PROGRESS, lambda row: saved.append(row) if row["batch"] == last else row
-    )
-    try:
-        for key, told in before.items():
-            found = explain(reader, settings, key)
-            assert [content(record) for record in found["records"]] == [
-                content(record) for record in told["records"]
-            ]
-            assert [
-                record["closed"] and record["closed"]["clock"] for record in found["records"]
-            ] == [record["closed"] and record["closed"]["clock"] for record in told["records"]]
-            assert found["waiting"] == told["waiting"]
-            assert "warnings" not in told
-            [warning] = found["warnings"]
-            assert warning["what"] == f"late records of batch {last} of silver may be missing here"
-            assert warning in status(reader, settings)["warnings"]
-    finally:
-        river.lake.write(tables.PROGRESS, saved)
-    assert sorted(reader.select(tables.PROGRESS, ["batch"])["batch"].to_pylist()) == sorted(kept)
-
-
 @pytest.fixture
 def small(tmp_path: Path) -> ModelLake:
     """The batch of a record, which is open."""
@@ -335,31 +303,18 @@ def small(tmp_path: Path) -> ModelLake:
     return lake
 
 
-def test_a_version_whose_batch_is_not_noted_yet_is_told_by_its_commit(small: ModelLake) -> None:
-    small.arrive()
-    small.merge()
-    version = small.reader.version(tables.SILVER)
-    told = explain(small.reader, small.settings, "b", version)
-    rewrite(
-        small.settings,
-        tables.PROGRESS,
-        lambda row: None if row["batch"] == small.batch - 1 else row,
-    )
-    found = explain(small.reader, small.settings, "b", version)
-    assert found["records"] == told["records"]
-    assert found["waiting"] == told["waiting"]
-    assert found["as_of"]["batch"] == small.batch - 1
-
-
 def test_an_open_record_waits_for_the_limit_of_the_rules_of_its_moment(
     small: ModelLake, tmp_path: Path
 ) -> None:
-    at = small.time
     longer = settings_for(tmp_path, merge__timeout="1h")
-    for number, (settings, decided_at) in enumerate([(small.settings, at - 1), (longer, at + 1)]):
-        rows = epoch_row(settings, number, number, decided_at)
-        write_deltalake(small.lake.address(tables.EPOCHS), rows, mode="append")
+    address = small.lake.address(tables.EPOCHS)
+    write_deltalake(address, epoch_row(small.settings, 0, 0, 1), mode="append")
+    small.merge()
     version = small.reader.version(tables.SILVER)
+    at = wall_clock_ms()
+    while wall_clock_ms() <= at:
+        pass
+    write_deltalake(address, epoch_row(longer, 1, 2, at), mode="append")
     [[then], [now]] = (
         explain(small.reader, longer, "a", as_of)["records"] for as_of in (version, None)
     )
@@ -387,6 +342,21 @@ def test_before_the_first_batch_nothing_was_known(river: River) -> None:
     )
     assert found["records"] == found["late"] == []
     assert explain(river.lake.reader, river.settings, KEYS[0], 0)["records"] == []
+
+
+def test_where_silvers_log_has_forgotten_a_batch_its_version_is_null(small: ModelLake) -> None:
+    small.arrive()
+    small.merge()
+    [told] = explain(small.reader, small.settings, "a")["records"]
+    last = told["parts"][0]["version"] or 0
+    DeltaTable(small.lake.address(tables.SILVER)).create_checkpoint()
+    for file in (Path(small.lake.address(tables.SILVER)) / "_delta_log").glob("*.json"):
+        if int(file.stem) <= last:
+            file.unlink()
+    [found] = explain(small.reader, small.settings, "a")["records"]
+    parts = [{**part, "version": None} for part in told["parts"]]
+    closed = found["closed"] and told["closed"]
+    assert found == {**told, "parts": parts, "closed": closed}
 
 
 def test_an_odd_key_is_found_and_its_records_wait(river: River) -> None:
@@ -417,11 +387,11 @@ def test_a_version_whose_files_are_gone_is_refused_in_one_sentence(tmp_path: Pat
         lake.merge()
     for file in (tmp_path / "lake" / "silver").glob("**/*.parquet"):
         file.unlink()
-    with pytest.raises(WatersmeetError, match="versions are kept for `retention`"):
+    with pytest.raises(WatersmeetError, match="further back than `retention`"):
         explain(lake.reader, lake.settings, "a", 1)
 
 
-@pytest.mark.parametrize("table", [tables.GENERATIONS, tables.PROGRESS, tables.SILVER])
+@pytest.mark.parametrize("table", [tables.GENERATIONS, tables.SILVER])
 def test_of_a_lake_without_one_of_its_tables_nothing_is_told(tmp_path: Path, table: str) -> None:
     lake = ModelLake(settings_for(tmp_path), {0: richest_cases(1)[0]})
     lake.arrive()

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cases import keyed
 from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
-from tests.support.lakes import fill_bronze
 from tests.support.meanwhile import Meanwhile
 from tests.support.rivers import River
 from watersmeet.audit.explain import explain
@@ -34,7 +32,6 @@ from watersmeet.lake.table_reader import TableReader
 from watersmeet.operations.forget import Forgetting
 from watersmeet.operations.retention import expire
 from watersmeet.run import LAYERS
-from watersmeet.running.bronze_table import BronzeTable
 from watersmeet.running.generations import Jump, Target
 from watersmeet.running.owner import Owner
 from watersmeet.running.taking_up import read_last_messages
@@ -225,10 +222,6 @@ def cut_short(
         write(Owner(dying_at(open_engine(settings), operation, table), TOKEN))
 
 
-def drain(settings: Settings) -> Callable[[Owner], object]:
-    return lambda owner: list(Silver(owner, settings, PARTITIONS).drain())
-
-
 def jump(settings: Settings, by: int) -> Callable[[Owner], object]:
     """A jump so many offsets further on, or back."""
 
@@ -246,7 +239,6 @@ def jump(settings: Settings, by: int) -> Callable[[Owner], object]:
 
 
 CUT: list[tuple[str, Callable[[Settings], Callable[[Owner], object]], str, str]] = [
-    *[("a batch", drain, "append", table) for table in (tables.LATE, tables.PROGRESS)],
     *[
         ("a jump back", partial(jump, by=-6), operation, table)
         for operation, table in [
@@ -263,7 +255,7 @@ CUT: list[tuple[str, Callable[[Settings], Callable[[Owner], object]], str, str]]
     CUT,
     ids=[f"{name}, {table}" for name, _, _, table in CUT],
 )
-def test_a_batch_whose_notes_are_missing_breaks_no_promise(
+def test_a_jump_whose_consequences_are_missing_breaks_no_promise(
     scene: Scene,
     tmp_path: Path,
     name: str,
@@ -284,50 +276,25 @@ def test_a_batch_whose_notes_are_missing_breaks_no_promise(
     assert problems(reader_of(settings), settings) == []
 
 
-@pytest.mark.parametrize("table", [tables.RECOVERED, tables.GENERATIONS])
+@pytest.mark.parametrize("table", [tables.SILVER, tables.GENERATIONS])
 def test_a_jump_that_was_not_decided_leaves_nothing(
     scene: Scene, tmp_path: Path, table: str
 ) -> None:
     """What it remembers of messages before its commit counts for nothing, before the next start and
     after it."""
     settings = scene.copy(tmp_path)
-    before = rows(settings, tables.RECOVERED)
+    before = rows(settings, tables.PASSED)
     cut_short(settings, jump(settings, -6), "append", table)
-    assert (rows(settings, tables.RECOVERED) > before) == (table == tables.GENERATIONS)
+    assert (rows(settings, tables.PASSED) > before) == (table == tables.GENERATIONS)
     assert problems(reader_of(settings), settings) == []
     batch(settings)
     assert problems(reader_of(settings), settings) == []
-
-
-def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(
-    scene: Scene, tmp_path: Path
-) -> None:
-    """Another process has merged what came after them."""
-    settings, beyond = scene.copy(tmp_path), 10**6
-    inputs = settings.inputs_by_name
-    values: dict[tuple[int, int], bytes | None] = {
-        (0, beyond): b"{",
-        (0, beyond + 1): keyed("k", 10**7),
-    }
-
-    def write(owner: Owner) -> None:
-        fill_bronze(BronzeTable(owner, settings, inputs["tracking"]), values)
-
-    cut_short(settings, write, "append", tables.QUARANTINE)
-    fill_bronze(
-        BronzeTable(owner(settings), settings, inputs["orders"]), {(0, beyond): keyed("k", 10**7)}
-    )
-    batch(settings)
-    found = verify(reader_of(settings), settings, full=True)
-    assert found["problems"] == []
-    assert [note for note in found["notes"] if "quarantine" in note]
 
 
 ERASING = [
     ("update", tables.bronze("orders")),
     ("append", tables.FORGOTTEN),
     ("merge", tables.SILVER),
-    ("delete", tables.LATE),
 ]
 
 

@@ -3,6 +3,7 @@ what the model makes of it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,10 +93,17 @@ def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> N
 def test_a_rebuild_is_what_silver_was_also_where_refused_records_have_gone(tmp_path: Path) -> None:
     """What tenants let `keep` delete: nothing is derived from it."""
     settings = settings_of(tmp_path, keep={"quarantine": "1ms"})
-    lake = CaseLake(open_engine(settings), settings, tenant_cases(2))
+    cases = {p: replace(case, decisions={}) for p, case in tenant_cases(2).items()}
+    for p, case in cases.items():
+        values = {**case.values, "tracking": [b"{", *case.values["tracking"]]}
+        cases[p] = replace(case, values=values, arrivals=["tracking", *case.arrivals])
+    lake = CaseLake(open_engine(settings), settings, cases)
     lake.arrive()
+    refused = DeltaTable(lake.reader.path(tables.bronze("tracking")))  # type: ignore[attr-defined]
+    refused.update({"kafka_timestamp": "to_timestamp_micros(0)"}, predicate="reason IS NOT NULL")
     lake.merge()
-    expire(lake.owner(), settings, tables.QUARANTINE)
+    for source in settings.sources:
+        expire(lake.owner(), settings, tables.bronze(source))
     assert read_retention_bounds(lake.reader).times
     again = tmp_path / "again"
     rebuild(lake.reader, settings, again)
@@ -106,16 +114,16 @@ def test_a_rebuild_is_what_silver_was_also_where_refused_records_have_gone(tmp_p
 
 
 CHANGES = [
-    (tables.SILVER, "tenant", "'another'"),
-    (tables.SILVER, "position", "position + INTERVAL '1 day'"),
-    (tables.SILVER, "closed_at", "closed_at + INTERVAL '1 day'"),
-    (tables.LATE, "tenant", "'another'"),
+    ("timed_out", "tenant", "'another'"),
+    ("waiting", "position", "position + INTERVAL '1 day'"),
+    ("timed_out", "closed_at", "closed_at + INTERVAL '1 day'"),
+    ("late", "tenant", "'another'"),
 ]
 
 
-@pytest.mark.parametrize(("table", "column", "value"), CHANGES)
+@pytest.mark.parametrize(("status", "column", "value"), CHANGES)
 def test_what_the_rebuild_has_otherwise_is_told(
-    tmp_path: Path, table: str, column: str, value: str
+    tmp_path: Path, status: str, column: str, value: str
 ) -> None:
     settings = settings_of(tmp_path, 100, None, 300)
     lake = CaseLake(open_engine(settings), settings, tenant_cases(3))
@@ -125,16 +133,16 @@ def test_what_the_rebuild_has_otherwise_is_told(
     rebuild(lake.reader, settings, again)
     there = reader_of(settings, again)
     columns = ["partition", "merge_key", "event_time"]
-    row = there.select(table, columns, [[(column, "is not null", None)]]).to_pylist()[0]
+    row = there.select(tables.SILVER, columns, [[("status", "=", status)]]).to_pylist()[0]
     is_it = (
-        f"partition = {row['partition']} AND merge_key = '{row['merge_key']}' AND {column} IS NOT "
-        "NULL"
+        f"partition = {row['partition']} AND merge_key = '{row['merge_key']}' AND status = "
+        f"'{status}'"
     )
     is_it += (
         f" AND event_time = arrow_cast({row['event_time'] * 1000}, 'Timestamp(Microsecond, "
         'Some("UTC"))\')'
     )
-    DeltaTable(str(again / table)).update(updates={column: value}, predicate=is_it)
+    DeltaTable(str(again / tables.SILVER)).update(updates={column: value}, predicate=is_it)
     problems = verify_against(lake.reader, there, settings, again)["problems"]
     assert {problem["what"] for problem in problems} == {f"the rebuild has a different {column}"}
 

@@ -542,15 +542,17 @@ def test_every_partition_is_counted(tmp_path: Path) -> None:
             merge_record(7, status="open", valid=None),
         ],
         late=[{"source": "order", "topic": "order", "partition": 0}],
-        quarantine=[{"source": "order", "topic": "order", "partition": 3, "reason": "no_key"}],
+        quarantine=[
+            {"source": "order", "topic": "order", "partition": 3, "offset": 0, "reason": "no_key"}
+        ],
         published=[publication(0, 0, 1)],
     )
     clock = "1970-01-01 00:00:00.300Z"
     assert [tuple(row.values()) for row in rows(found, COUNTS)] == [
-        ("all", clock, 3, 1, 2, 1, 1, 1, 2),
+        ("all", clock, 4, 1, 2, 1, 1, 1, 2),
         ("0", clock, 2, 1, 2, 1, 1, 0, 2),
         ("1", "-", 0, 0, 0, 0, 0, 0, 0),
-        ("3", "-", 1, 0, 0, 0, 0, 1, 0),
+        ("3", "-", 2, 0, 0, 0, 0, 1, 0),
     ]
 
 

@@ -93,13 +93,13 @@ def test_a_constraint_that_somebody_has_added_is_a_warning(lake: CaseLake) -> No
 @pytest.mark.parametrize(
     ("table", "key", "value", "is_said"),
     [
-        (tables.LATE, "delta.appendOnly", "true", True),
-        (tables.LATE, "delta.appendOnly", "false", False),
+        (tables.PUBLISHED, "delta.appendOnly", "true", True),
+        (tables.PUBLISHED, "delta.appendOnly", "false", False),
         (tables.bronze("orders"), "delta.enableChangeDataFeed", "true", True),
         (tables.SILVER, "delta.deletedFileRetentionDuration", "interval 1 hours", True),
         (tables.SILVER, "delta.deletedFileRetentionDuration", "interval 1 weeks", False),
         (tables.SILVER, "delta.deletedFileRetentionDuration", "interval 30 days", False),
-        (tables.LATE, "delta.logRetentionDuration", "interval 6 days 23 hours", True),
+        (tables.PUBLISHED, "delta.logRetentionDuration", "interval 6 days 23 hours", True),
         (tables.SILVER, "delta.targetFileSize", "1000000", False),
     ],
 )

@@ -35,14 +35,15 @@ from watersmeet.audit.verify_tables import check_clock
 from watersmeet.audit.verify_validity import Validator
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.plan import BatchPlan, Cursor, Rules
+from watersmeet.core.silver import in_silver
 from watersmeet.core.step import State
 from watersmeet.errors import ConfigurationError, KafkaUnreachableError, WatersmeetError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.decisions import read_decisions
+from watersmeet.lake.decisions import decision_rows
 from watersmeet.lake.location import Lake
-from watersmeet.lake.progress import progress_rows
+from watersmeet.lake.progress import batch_rows
 from watersmeet.lake.table_reader import VersionGoneError
 from watersmeet.running.planning import Planner
 from watersmeet.settings import Settings
@@ -205,7 +206,7 @@ def other_values(found: Row) -> list[Row]:
     return [{**part, "value": "{}"} for part in found["tracking"]]
 
 
-MERGED = "merge records, late and recovered: the record"
+TRACE = "silver: the record"
 
 BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
     (
@@ -215,19 +216,13 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         [(record("tracking", 0, 4), "in bronze 2 times")],
     ),
     (
-        tables.QUARANTINE,
-        {"partition": 0},
-        twice,
-        [(record("tracking", 0, 5), "quarantine: the record appears 2 times")],
-    ),
-    (
         "bronze_tracking",
         {"partition": 1, "offset": 4},
         gone,
         [(record("tracking", 1, 4), "lacks a record that Kafka has")],
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         {"partition": 1, "merge_key": "d"},
         altered(tracking=other_values),
         [(row(1, "d", 305), "tracking@7 (310, b'{}')")],
@@ -237,7 +232,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 2},
         gone,
         [
-            (record("tracking", 2, 8), f"{MERGED} is missing"),
+            (record("tracking", 2, 8), f"{TRACE} is missing"),
             (
                 row(2, "d", 150),
                 "the tables have nothing, and the merge model late from 150 to 310 of tracking@8",
@@ -245,7 +240,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         ],
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         {"partition": 2, "merge_key": "c"},
         altered(status="timed_out", valid=False, invalid_reason="predicate"),
         [
@@ -255,20 +250,20 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         ],
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         {"partition": 3, "merge_key": "d"},
         altered(orders=lambda found: found["orders"][:1]),
         [
-            (record("orders", 3, 2), f"{MERGED} is missing"),
+            (record("orders", 3, 2), f"{TRACE} is missing"),
             (row(3, "d", 305), "and the merge model open from 305 to 315"),
         ],
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         {"partition": 3, "merge_key": "e"},
         gone,
         [
-            (record("tracking", 3, 1), f"{MERGED} is missing"),
+            (record("tracking", 3, 1), f"{TRACE} is missing"),
             (
                 row(3, "e", 20),
                 "the tables have nothing, and the merge model timed_out from 20 to 20, due 120, "
@@ -281,25 +276,25 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         ],
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         {"partition": 4, "merge_key": "c"},
         twice,
         [
-            (record("tracking", 4, 6), f"{MERGED} appears 2 times"),
-            (record("tracking", 4, 9), f"{MERGED} appears 2 times"),
+            (record("tracking", 4, 6), f"{TRACE} appears 2 times"),
+            (record("tracking", 4, 9), f"{TRACE} appears 2 times"),
             ("silver: partition 4, key 'c'", "2 open rows for one key"),
             (row(4, "c", 300), "2 rows with the same partition, key and event time"),
             (row(4, "c", 300), "and the merge model nothing"),
         ],
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         {"partition": 4, "merge_key": "d"},
         altered(event_time=304),
         [(row(4, "d", 304), "and the merge model open from 305 to 315")],
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         {"partition": 5, "merge_key": "f"},
         altered(status="open", valid=None),
         [
@@ -345,9 +340,9 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
     ),
     (
         tables.PROGRESS,
-        {"partition": 8, "batch": 0},
-        altered(silver_version=2),
-        [("progress: batch 0", "version 2 of silver is not the commit of this batch")],
+        {"partition": 8, "batch": 1},
+        gone,
+        [("progress: batch 1, partition 8", "it is missing")],
     ),
     (
         tables.PROGRESS,
@@ -402,7 +397,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         [("progress: batch 1, verified_tracking[14]", "where the batch before it did not end")],
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         {"partition": 15, "merge_key": "b"},
         altered(batch=0),
         [(row(15, "b", 60), "the row is timed out although the clock is")],
@@ -444,42 +439,6 @@ def test_every_promise_that_is_broken_in_the_lake_is_found(
     the_same(problems_of(settings), [problem for _, _, _, told in BREAKS for problem in told])
 
 
-def test_a_batch_whose_progress_was_not_noted_yet_is_judged_by_its_commit(
-    river: River, tmp_path: Path
-) -> None:
-    settings = river.copy(tmp_path)
-    rewrite(settings, tables.PROGRESS, lambda found: None if found["batch"] == 2 else found)
-    assert problems_of(settings) == []
-    rewrite(settings, tables.PROGRESS, gone)
-    assert problems_of(settings) == []
-
-
-@pytest.mark.long
-def test_a_version_that_silver_never_had_is_found(
-    river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a long history only where all is wanted."""
-    settings = river.copy(tmp_path)
-    rewrite(
-        settings,
-        tables.PROGRESS,
-        lambda found: {**found, "silver_version": 77} if found["batch"] == 1 else found,
-    )
-    wrong = [("progress: batch 1", "version 77 of silver is not the commit of this batch")]
-    assert problems_of(settings) == wrong
-    rewrite(
-        settings,
-        tables.PROGRESS,
-        lambda found: {**found, "silver_version": 0} if found["batch"] == 1 else found,
-    )
-    monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
-    monkeypatch.setattr("watersmeet.audit.verify_tables.KNOWN_BATCHES", 1)
-    assert problems_of(settings, full=False) == []
-    assert problems_of(settings) == [
-        ("progress: batch 1", "version 0 of silver is not the commit of this batch")
-    ]
-
-
 def test_a_tombstone_may_be_skipped_and_nothing_else(kafka: str, tmp_path: Path) -> None:
     skips = {f"sources__{source}__tombstone": "skip" for source in SOURCES}
     settings = with_topics(kafka, tmp_path, "skipping", 1, **skips)
@@ -519,19 +478,14 @@ def test_rows_of_places_that_the_topics_lack_are_found(river: River, tmp_path: P
         )
         return f"{table}: "
 
-    beyond = [
-        tables.bronze("tracking"),
-        tables.SILVER,
-        tables.LATE,
-        tables.QUARANTINE,
-        tables.PUBLISHED,
-        tables.PROGRESS,
-    ]
-    places = [stray(table, partition=PARTITIONS) for table in beyond]
+    for table in (tables.MERGED, tables.LATE, tables.PROGRESS):
+        stray(table, partition=PARTITIONS)
+    places = ["silver: ", stray(tables.bronze("tracking"), partition=PARTITIONS)]
     places += [
+        stray(tables.PUBLISHED, partition=PARTITIONS),
         stray(tables.bronze("orders"), topic="elsewhere", offset=77),
-        stray(tables.QUARANTINE, source="nobody"),
     ]
+    stray(tables.LATE, source="nobody")
     found = [
         where
         for where, what in problems_of(settings)
@@ -539,6 +493,9 @@ def test_rows_of_places_that_the_topics_lack_are_found(river: River, tmp_path: P
     ]
     assert {place[: place.index(": ") + 2] for place in found} == set(places)
     assert f"bronze_tracking: topic verified_tracking, partition {PARTITIONS}" in found
+    for source, topic in ((None, None), *settings.inputs, ("nobody", "verified_tracking")):
+        partition = 0 if source == "nobody" else PARTITIONS
+        assert f"silver: source {source}, topic {topic}, partition {partition}" in found
 
 
 # -- the sink
@@ -676,7 +633,7 @@ def test_a_lake_with_rows_is_not_sound_without_the_tables_of_what_it_has_done(
     lake = ModelLake(with_topics(kafka, tmp_path, "bereft"), {0: plain_case()})
     lake.arrive()
     lake.merge()
-    gone = [tables.PUBLISHED, tables.EPOCHS, tables.GENERATIONS, tables.PROGRESS]
+    gone = [tables.PUBLISHED, tables.EPOCHS, tables.GENERATIONS, tables.SILVER]
     for count, table in enumerate(gone, 1):
         shutil.rmtree(tmp_path / "lake" / table)
         found = problems_of(lake.settings)
@@ -696,7 +653,7 @@ def test_a_lake_without_rows_needs_no_table_yet(river: River, tmp_path: Path) ->
 def test_clocks_of_all_batches_are_looked_at_where_all_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
+    monkeypatch.setattr(audit_evidence, "KNOWN_BATCHES", 1)
     lake = ModelLake(settings_for(tmp_path), {0: plain_case()})
     for share in (0.2, 0.4, 0.6, 0.8, 1.0):
         lake.arrive(share)
@@ -724,7 +681,7 @@ def test_a_wrong_time_of_closing_is_found_where_no_message_says_it(
     assert problems_in(lake) == []
     rewrite(
         lake.settings,
-        tables.SILVER,
+        tables.MERGED,
         lambda row: {**row, name: row[name] + 1} if row["merge_key"] == "b" else row,
     )
     assert ["due 16" in problem and "closed at 16" in problem for problem in problems_in(lake)] == [
@@ -763,15 +720,19 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
     for share in (0.2, 0.5, 1.0):
         lake.arrive(share)
         drain()
-    lake.decide()
-    planner.decided(read_decisions(lake.reader, lake.generations[0]))
+    decided = [
+        (lake.tp_of(source, p), decision)
+        for p, case in cases.items()
+        for source, decisions in case.decisions.items()
+        for decision in decisions
+    ]
+    planner.decided(decided)
+    rows = [("idle", decision_rows(decided, 0, len(plans), 0))]
     drain()
-    for plan in plans:
-        write_deltalake(
-            lake.lake.address(tables.PROGRESS),
-            progress_rows(plan, lake.settings, 0, 1 + plan.batch),
-            mode="append",
-        )
+    rows += [("batch", batch_rows(plan, 1 + plan.batch)) for plan in plans]
+    for status, of_status in rows:
+        of_silver = in_silver(of_status, status, lake.lake.schema(tables.SILVER))
+        write_deltalake(lake.lake.address(tables.SILVER), of_silver, mode="append")
     evidence, findings = read_evidence(lake.reader, lake.settings, len(cases)), Findings("clock")
     judge = Validator(evidence.epochs)
     assert evidence.last_batch == len(plans) - 1
@@ -870,7 +831,7 @@ def test_what_a_jump_back_reads_again_must_be_there(kafka: str, tmp_path: Path) 
     rewrite(
         settings, tables.bronze("tracking"), lambda found: None if found["offset"] == 0 else found
     )
-    rewrite(settings, tables.SILVER, lambda found: None if found["merge_key"] == "b" else found)
+    rewrite(settings, tables.MERGED, lambda found: None if found["merge_key"] == "b" else found)
     of_record = "bronze_tracking: again_tracking[0]@"
     missing = [f"{of_record}0", f"{of_record}0", f"{of_record}1", row(0, "a", 0), row(0, "b", 100)]
     assert [where for where, _ in problems_of(settings)] == [
@@ -895,12 +856,12 @@ def test_every_generation_is_looked_at_where_all_is_wanted_and_else_the_newest(
     lake.merge()
     assert problems_of(settings) == []
     first = DeltaRsReader(Lake(settings)).summary(
-        tables.SILVER, [], {"rows": ("count", "*")}, [[("batch", "=", 0)]]
+        tables.MERGED, [], {"rows": ("count", "*")}, [[("batch", "=", 0)]]
     )
     assert first["rows"].to_pylist() == [6]
     rewrite(
         settings,
-        tables.SILVER,
+        tables.MERGED,
         lambda found: None if (found["merge_key"], found["batch"]) == ("b", 0) else found,
     )
     found = verify(reader_of(settings), settings, full=True)["problems"]
@@ -953,7 +914,7 @@ def test_a_record_in_two_messages_is_found_in_whatever_generations_they_are(
         )
         return {**found, "tracking": [*found["tracking"], *more]}
 
-    rewrite(settings, tables.SILVER, with_the_first)
+    rewrite(settings, tables.MERGED, with_the_first)
     [(where, what)] = [each for each in sink_problems(lake) if "earlier message" in each[1]]
     assert where.endswith("seq 3, '0/450/d'")
     assert what == "the record tracking@0 is in an earlier message, too"
@@ -1012,7 +973,7 @@ def test_what_sorts_behind_the_last_message_before_a_new_beginning_is_compared(
     def renamed(found: Row) -> Row:
         return {**found, "merge_key": "cc"} if found["merge_key"] == "c" else found
 
-    rewrite(settings, tables.SILVER, renamed)
+    rewrite(settings, tables.MERGED, renamed)
     (unknown, _), (missing, _) = found = sink_problems(lake)
     assert [what for _, what in found] == [
         "no row of silver has this message: closed_at 251, due 250, merge_key 'c'",

@@ -210,7 +210,7 @@ def test_messages_of_a_forgotten_key_are_passed_over_whose_merge_record_keep_has
     lake = CaseLake(open_engine(settings), settings, {0: case})
     step(lake, 6 / 9)
     step(lake)
-    for table in (*map(tables.bronze, settings.sources), tables.SILVER, tables.LATE):
+    for table in (*map(tables.bronze, settings.sources), tables.SILVER):
         expire(lake.owner(), settings, table)
     assert [row[1] for row in lake.silver()] == ["b"]
     assert len(corrections_of(lake.reader)) == 1
@@ -225,7 +225,7 @@ def test_messages_of_forgotten_keys_are_passed_over(kafka: str, tmp_path: Path) 
     """Also while `forget` is cut short, which is told, and with tombstones in the topic."""
     lake = new_lake(kafka, tmp_path, "right-forgotten", {0: late_case()})
     step(lake)
-    dying = dying_at(lake.engine, "delete", tables.LATE)
+    dying = dying_at(lake.engine, "merge", tables.SILVER)
     with pytest.raises(CrashError):
         Forgetting(lake.reader, lake.settings, "a").erase(lake.owner(dying))
     assert all("`forget` was cut short" in what for _, what in found_in(lake.settings))
@@ -251,8 +251,7 @@ def test_what_keep_has_deleted_is_not_compared(kafka: str, tmp_path: Path) -> No
     lake = CaseLake(open_engine(settings), settings, {0: case})
     step(lake)
     assert len(corrections_of(lake.reader)) == 5
-    for table in (tables.SILVER, tables.LATE, tables.CORRECTIONS):
-        expire(lake.owner(), lake.settings, table)
+    expire(lake.owner(), lake.settings, tables.SILVER)
     assert len(corrections_of(lake.reader)) == 1
     assert found_in(lake.settings) == []
 
@@ -346,7 +345,7 @@ def test_what_a_jump_has_closed_was_valid_when_it_was_corrected(kafka: str, tmp_
     lake.merge()
     lake.jump({tp: case_end(lake, 0, tp.input.source, 1.0) for tp in lake.every})
     names = ["merge_key", "valid", "invalid_reason"]
-    [silver] = lake.reader.select(tables.SILVER, names).to_pylist()
+    [silver] = lake.reader.select(tables.MERGED, names).to_pylist()
     assert tuple(silver.values()) == ("a", False, "reset")
     assert found_in(lake.settings) == []
     assert found_in(lake.settings) == []

@@ -70,21 +70,6 @@ def test_a_right_lake_is_right_and_a_rebuild_has_the_same_corrections(
     assert verify_against(lake.reader, there, lake.settings, tmp_path / "again")["problems"] == []
 
 
-@pytest.mark.parametrize("table", [tables.CORRECTIONS, tables.PROGRESS])
-def test_what_a_batch_has_not_noted_yet_is_no_broken_promise(tmp_path: Path, table: str) -> None:
-    """The last batch settles a record that was late in an earlier one, and has none itself."""
-    lake = lake_of(tmp_path, {0: late_case()})
-    lake.arrive(4 / 6)
-    lake.merge()
-    lake.arrive()
-    with pytest.raises(CrashError):
-        list(lake.start(engine=dying_at(lake.engine, "append", table)).drain())
-    assert problems_in(lake) == []
-    lake.merge()
-    assert len(corrections_of(lake.reader)) == 1
-    assert problems_in(lake) == []
-
-
 def test_corrections_that_keep_has_deleted_before_anything_else_are_no_broken_promise(
     tmp_path: Path,
 ) -> None:
@@ -103,18 +88,17 @@ def test_corrections_that_keep_has_deleted_before_anything_else_are_no_broken_pr
     published = lake.engine.lake.layout[tables.PUBLISHED]
     lake.engine.append(tables.PUBLISHED, published.rows_of([NOTED | LATER]))
     assert len(corrections_of(lake.reader)) == 1
-    expire(lake.owner(), settings, tables.CORRECTIONS, only_if_worthwhile=True)
+    expire(lake.owner(), settings, tables.SILVER, only_if_worthwhile=True)
     assert corrections_of(lake.reader) == []
     assert problems_in(lake) == []
 
 
-@pytest.mark.parametrize("table", [tables.CORRECTIONS, tables.LATE])
-def test_of_a_key_that_is_half_forgotten_the_half_alone_is_told(tmp_path: Path, table: str) -> None:
+def test_of_a_key_that_is_half_forgotten_the_half_alone_is_told(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, {0: late_case()})
     lake.arrive()
     lake.merge()
     assert len(corrections_of(lake.reader)) == 1
-    dying = dying_at(lake.engine, "delete", table)
+    dying = dying_at(lake.engine, "merge", tables.SILVER)
     with pytest.raises(CrashError):
         Forgetting(lake.reader, lake.settings, "a").erase(lake.owner(dying))
     found = problems_in(lake)

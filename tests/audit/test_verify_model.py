@@ -12,8 +12,8 @@ from tests.support.configurations import settings_for
 from tests.support.inputs import input_of, record_of, tp_of
 from watersmeet.audit.evidence import End
 from watersmeet.audit.problems import SHOWN, Findings, answer
-from watersmeet.audit.verify_evidence import Outcome
-from watersmeet.audit.verify_model import PUBLISHED, Arrived, Message, merged_through, outcomes
+from watersmeet.audit.verify_evidence import PASSED, Outcome
+from watersmeet.audit.verify_model import Arrived, Message, merged_through, outcomes
 from watersmeet.audit.verify_tables import gaps
 from watersmeet.errors import Problem
 from watersmeet.lake.epochs import Epoch
@@ -41,7 +41,8 @@ LATE = Outcome("k", "late", 90, 200, ((INPUTS[0], 2, 90),))
 
 
 def out_before(source: str, offset: int, time: int) -> Outcome:
-    return Outcome("k", PUBLISHED, time, time, ((input_of(source), offset, time),))
+    """Each of them has its time as its position."""
+    return Outcome("k", PASSED, time, time, ((input_of(source), offset, time),))
 
 
 def read_back(key: str, event_time: int) -> Message:

@@ -223,7 +223,7 @@ Damage = tuple[str, str | None, Change, list[tuple[str, str]]]
 """The table, the key of the row that is changed, the change; and for each problem where it is and
 words of it."""
 
-MERGED = "merge records, waiting, late and recovered: the record"
+TRACE = "silver: the record"
 
 DAMAGES: list[Damage] = [
     (
@@ -231,7 +231,7 @@ DAMAGES: list[Damage] = [
         "C",
         gone,
         [
-            ("bronze_tracking: tracking[0]@3", f"{MERGED} is missing"),
+            ("bronze_tracking: tracking[0]@3", f"{TRACE} is missing"),
             ("C", "merge model waiting from 4525"),
         ],
     ),
@@ -240,7 +240,7 @@ DAMAGES: list[Damage] = [
         "C",
         twice,
         [
-            ("bronze_tracking: tracking[1]@3", f"{MERGED} appears 2 times"),
+            ("bronze_tracking: tracking[1]@3", f"{TRACE} appears 2 times"),
             ("C", "and the merge model nothing"),
         ],
     ),
@@ -306,8 +306,8 @@ DAMAGES: list[Damage] = [
         "B",
         twice,
         [
-            ("bronze_orders: orders[10]@0", f"{MERGED} appears 2 times"),
-            ("bronze_tracking: tracking[10]@1", f"{MERGED} appears 2 times"),
+            ("bronze_orders: orders[10]@0", f"{TRACE} appears 2 times"),
+            ("bronze_tracking: tracking[10]@1", f"{TRACE} appears 2 times"),
             ("B", "2 open rows for one key"),
             ("B", "2 rows with the same partition, key and event time"),
             ("B", "and the merge model nothing"),
@@ -565,22 +565,23 @@ def test_a_lake_that_was_taken_up_from_its_sink_breaks_no_promise(
 
 def test_what_was_passed_over_wrongly_is_found(tmp_path: Path) -> None:
     lake = taken_up(tmp_path)
+
+    def later(row: Row) -> Row:
+        is_since = row["status"] == "out" and row["position"] is not None
+        return row | {"position": row["position"] + 300} if is_since else row
+
+    rewrite(lake.settings, tables.PASSED, later)
+    found = problems_in(lake)
+    assert any(
+        "the tables have" in problem and "and the merge model passed" in problem
+        for problem in found
+    )
     rewrite(
         lake.settings,
-        tables.RECOVERED,
-        lambda row: row | {"since": row["since"] and row["since"] + 300},
+        tables.PASSED,
+        lambda row: row if row["status"] == "passed" or row["position"] is None else None,
     )
-    found = problems_in(lake)
-    assert any(
-        "the tables have" in problem and "and the merge model nothing" in problem
-        for problem in found
-    )
-    rewrite(lake.settings, tables.RECOVERED, lambda row: row if row["since"] is None else None)
-    found = problems_in(lake)
-    assert any(
-        "merge records, waiting, late and recovered: the record is missing" in problem
-        for problem in found
-    )
+    assert any("the tables have passed" in problem for problem in problems_in(lake))
 
 
 # -- epochs

@@ -18,6 +18,7 @@ from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
 from tests.support.model_lakes import ModelLake, Row, rewrite
 from watersmeet.audit.rebuild import (
+    VERSION_FIELD,
     WINDOW_FIELD,
     rebuild,
     rebuilt_settings,
@@ -123,7 +124,7 @@ def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: 
         ]
         return {**row, "tracking": [*row["tracking"][:1], *parts[1:]]}
 
-    rewrite(lake.settings, tables.SILVER, changed)
+    rewrite(lake.settings, tables.MERGED, changed)
     (in_silver, sentence), in_sink = problems_of(lake.settings, full=False)
     assert in_silver == "silver: partition 0, key 'a', event_time 0"
     assert "9007199254740992" in sentence.split("merge model")[0]
@@ -172,7 +173,7 @@ def test_the_users_own_expressions_are_checked(kafka: str, tmp_path: Path) -> No
         valid, reason = verdicts.get(row["merge_key"], (row["valid"], row["invalid_reason"]))
         return {**row, "valid": valid, "invalid_reason": reason}
 
-    rewrite(settings, tables.SILVER, wrong)
+    rewrite(settings, tables.MERGED, wrong)
     in_sink = [
         (
             "expressions[0]: '0/10/b'",
@@ -233,8 +234,9 @@ def copies(tmp_path: Path) -> tuple[ModelLake, ModelLake]:
         here.merge()
     there.arrive()
     there.merge()
-    fact = {"field": REBUILD_BATCH, "value": "1", "decided_at": 0}
-    there.write(tables.CONFIGURATION, [fact])
+    facts = {REBUILD_BATCH: 1, VERSION_FIELD: here.reader.version(tables.SILVER)}
+    rows = [{"field": name, "value": str(value), "decided_at": 0} for name, value in facts.items()]
+    there.write(tables.CONFIGURATION, rows)
     return here, there
 
 
@@ -262,7 +264,7 @@ def test_a_rebuild_is_compared_row_by_row(
             return {**row, "last_event_time": row["last_event_time"] + 1}
         return {**row, "merge_key": "another"} if [row[name] for name in names] == which[2] else row
 
-    rewrite(there.settings, tables.SILVER, changed)
+    rewrite(there.settings, tables.MERGED, changed)
     rewrite(there.settings, tables.LATE, lambda row: {**row, "position": row["position"] + 1})
     found = verify_against(here.reader, there.reader, here.settings, directory)["problems"]
     in_silver = [problem for problem in found if problem["where"].startswith("silver: ")]

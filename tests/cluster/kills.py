@@ -59,7 +59,7 @@ def test_lost_executors_and_a_lost_driver_lose_and_repeat_nothing(
     assert "ExecutorLostFailure" in run.log.read_text(errors="replace"), "no task was lost"
 
     river.flow()
-    river.kill_at("silver.notes", "--once")
+    river.kill_at("silver.done", "--once")
     river.flow()
     river.finish()
     assert river.losses() == Losses()

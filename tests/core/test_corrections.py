@@ -20,7 +20,7 @@ from tests.support.effort import draws
 from tests.support.inputs import input_of
 from tests.support.merges import KINDS
 from tests.support.strategies import cuts
-from watersmeet.configuration.values import NAMES_OF_CORRECTIONS, RESERVED_NAMES
+from watersmeet.configuration.values import RESERVED_NAMES
 from watersmeet.core.clocks import clocks_of
 from watersmeet.core.correction_model import (
     MAX_VERSIONS,
@@ -227,8 +227,7 @@ def test_the_model_lets_a_merge_record_have_as_many_versions_as_the_configuratio
 
 def test_no_source_can_be_called_like_a_column_of_corrections() -> None:
     columns = set(CORRECTIONS.names) - set(SOURCES)
-    assert columns <= RESERVED_NAMES | NAMES_OF_CORRECTIONS
-    assert NAMES_OF_CORRECTIONS - {"seq"} <= columns
+    assert columns <= RESERVED_NAMES
 
 
 def test_no_id_of_a_late_born_record_can_be_that_of_another() -> None:

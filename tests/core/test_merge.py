@@ -38,7 +38,6 @@ from watersmeet.core.merge import (
     Batch,
     applied,
     kept,
-    late,
     merge,
     merge_in_chunks,
     new_rows,
@@ -55,7 +54,7 @@ from watersmeet.core.plan import (
     plan_batch,
 )
 from watersmeet.core.reading import RECORD_BYTES
-from watersmeet.core.repeated import DUPLICATE_SCHEMA, ID, RECORD_IDS, duplicates_of
+from watersmeet.core.repeated import DUPLICATE_SCHEMA, ID, RECORD_IDS
 from watersmeet.core.types import DUE
 from watersmeet.core.window import Closing, Window, epoch_start
 
@@ -69,7 +68,7 @@ SILVER = silver_schema(VALUE_TYPES)
 
 @dataclass
 class PureLake:
-    """A lake without storage: what `merge` and `late` make of many cases, a partition each."""
+    """A lake without storage: what `merge` makes of many cases, a partition each."""
 
     cases: Mapping[int, Case]
     rng: random.Random
@@ -211,7 +210,6 @@ class PureLake:
         schema = RECORD_SCHEMA.append(ID) if self.has_ids else RECORD_SCHEMA
         records = pa.Table.from_pylist(rows, schema)
         open_rows = self.open_rows if self.open_rows is not None else self.schema.empty_table()
-        self.late += [tuple(row.values()) for row in late(records, batch).to_pylist()]
         self.cursors |= plan.cursors()
         self.clocks = dict(plan.clocks)
         if self.in_chunks:
@@ -219,13 +217,14 @@ class PureLake:
             chunks = (open_rows.slice(begin, size) for begin in range(0, len(open_rows), size))
             found = merge_in_chunks(records, chunks, batch, self._recovered())
             rows = pa.concat_tables(applied(chunk, changed) for chunk, changed in found)
-            self._note(rows.filter(pc.equal(rows["batch"], plan.batch)), plan.batch)
+            self._note(rows)
+            rows = rows.filter(pc.is_in(rows["status"], pa.array(["open", "timed_out"])))
             is_open = pc.equal(rows["status"], "open")
             self.finished += rows.filter(pc.invert(is_open)).to_pylist()
             self.open_rows = rows.filter(is_open)
             return
         changed = merge(records, open_rows, batch, self._recovered()).cast(batch.changed_schema())
-        self._note(changed, plan.batch)
+        self._note(changed)
         replaced = {
             (r["partition"], r["merge_key"], r["replaces"])
             for r in changed.to_pylist()
@@ -244,9 +243,12 @@ class PureLake:
         )
         self.replaced += len(replaced)
 
-    def _note(self, changed: pa.Table, batch: int) -> None:
-        if self.has_ids:
-            self.duplicates += duplicates_of(changed, batch).to_pylist()
+    def _note(self, changed: pa.Table) -> None:
+        for row in changed.to_pylist():
+            if row["status"] == "late":
+                self.late.append(tuple(row[name] for name in LATE_SCHEMA.names))
+            elif row["status"] == "duplicate":
+                self.duplicates.append({name: row[name] for name in DUPLICATE_SCHEMA.names})
 
     def _recovered(self) -> pa.Table:
         rows = [
@@ -594,9 +596,6 @@ def test_a_value_is_copied_once_from_its_record_to_the_merge_record() -> None:
         merged = merge(records, nothing, batch)
     assert peak() < 13 * MIB
     assert pc.sum(merged[RECORD_BYTES.name]).as_py() == 12 * MIB
-    with arrow_peak() as peak:
-        assert late(records, batch).num_rows == 0
-    assert peak() < MIB
 
 
 def test_a_value_of_an_open_record_is_copied_once_to_what_it_becomes() -> None:

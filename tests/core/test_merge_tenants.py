@@ -18,10 +18,10 @@ from tests.support.inputs import tp_of
 from tests.support.merges import MergeInput, tenant_inputs, with_ids
 from tests.support.strategies import cuts
 from watersmeet.core.idle import IdleDecision
-from watersmeet.core.merge import RECORD_SCHEMA, Batch, late_again, silver_schema
+from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, silver_schema
 from watersmeet.core.model import PartitionMerge, Record
 from watersmeet.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
-from watersmeet.core.repeated import ID, duplicates_of
+from watersmeet.core.repeated import DUPLICATE_SCHEMA, ID
 from watersmeet.core.step import State, step
 from watersmeet.core.window import Window
 
@@ -30,6 +30,9 @@ law = draws(150)
 VALUE_TYPES = dict.fromkeys(SOURCES, pa.string())
 SILVER = silver_schema(VALUE_TYPES, has_ids=True)
 RECORDS = RECORD_SCHEMA.append(ID)
+
+
+_OF_MERGE_RECORDS = ("open", "waiting", "timed_out")
 
 
 class PureLake:
@@ -126,17 +129,17 @@ class PureLake:
         held = self.silver.filter(
             pa.array([s != "timed_out" for s in self.silver["status"].to_pylist()], pa.bool_())
         )
-        done = step(self.state, batch, records, held)
-        changed, found = done.changed.to_pylist(), done.late
-        if batch.begins_epoch:
-            everything = pa.Table.from_pylist(
-                [row for mine in self.rows.values() for row in mine], RECORDS
-            )
-            found = pa.concat_tables(
-                [found, late_again(everything, held.filter(_waits(held)), batch)]
-            )
-        self.late += found.to_pylist()
-        self.duplicates += duplicates_of(done.changed, plan.batch).to_pylist()
+        everything = [row for mine in self.rows.values() for row in mine]
+        waited = pa.Table.from_pylist(everything, RECORDS) if batch.begins_epoch else None
+        done = step(self.state, batch, records, held, waited=waited)
+        written = done.changed.to_pylist()
+        for status, rows, schema in (
+            ("late", self.late, LATE_SCHEMA),
+            ("duplicate", self.duplicates, DUPLICATE_SCHEMA),
+        ):
+            own = [row for row in written if row["status"] == status]
+            rows += [{name: row[name] for name in schema.names} for row in own]
+        changed = [row for row in written if row["status"] in (*_OF_MERGE_RECORDS, None)]
         kept = [
             row
             for row in self.silver.to_pylist()

@@ -51,8 +51,8 @@ from tests.support.rivers import (
     FOLDER,
     River,
     RunProcess,
+    batches_of,
     committed_batches,
-    noted_batches,
 )
 from tests.support.timing import load
 from tests.support.topics import (
@@ -320,7 +320,7 @@ class Siege:
                 "late": (late_of(river.reader), self._expected_late()),
                 "quarantine": (self._quarantined(), self._expected_refused()),
                 "dead letters": (self._letters(), self._expected_refused()),
-                "progress": (noted_batches(river.reader), committed_batches(river.reader)),
+                "progress": (batches_of(river.reader), committed_batches(river.reader)),
             }
         )
         refused = Redrive(river.reader, river.settings, "undecodable").run(apply=False)["records"]

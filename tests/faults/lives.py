@@ -520,7 +520,8 @@ class Fate(Life):
         )
         places: Counter[tuple[str, int, int]] = Counter()
         batches = [[("batch", ">=", newest.from_batch)]]
-        for row in reader.select(tables.SILVER, ["partition", *SOURCES], batches).to_pylist():
+        merged = [[*batches[0], ("status", "in", ["open", "waiting", "timed_out"])]]
+        for row in reader.select(tables.SILVER, ["partition", *SOURCES], merged).to_pylist():
             places.update(
                 (source, row["partition"], part["offset"])
                 for source in SOURCES
@@ -572,7 +573,7 @@ class Fate(Life):
         it in time."""
         found = set[int]()
         is_large = [[("invalid_reason", "=", "too_large")]]
-        for row in self.river.reader.select(tables.SILVER, list(SOURCES), is_large).to_pylist():
+        for row in self.river.reader.select(tables.MERGED, list(SOURCES), is_large).to_pylist():
             texts = [part["value"] for source in SOURCES for part in row[source]]
             values = [text if isinstance(text, dict) else orjson.loads(text) for text in texts]
             if any(value.get("pad") for value in values):
@@ -594,7 +595,7 @@ class Fate(Life):
                         f"{row['reason'] or ''}"
                     )
             columns = ["partition", "status", "valid", "invalid_reason", "batch", source]
-            for row in reader.select(tables.SILVER, columns).to_pylist():
+            for row in reader.select(tables.MERGED, columns).to_pylist():
                 for place in ((row["partition"], part["offset"]) for part in row[source]):
                     if place in number_at:
                         where = (
@@ -927,8 +928,7 @@ EVENTS: dict[str, Callable[[Fate], None]] = {
 OWNED_AT = (
     "bronze.append",
     "silver.merge",
-    "silver.notes",
-    "silver.progress",
+    "silver.done",
     "gold.publish",
     "publisher.commit",
     "gold.note",

@@ -19,10 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "pipelines" / "watersmeet"
 KILLS = [
     pytest.param(
         EMBEDDED,
-        [
-            *("bronze.quarantine", "silver.notes", "silver.duplicates", "silver.corrections"),
-            "publisher.commit",
-        ],
+        ["bronze.append", "bronze.done", "silver.merge", "silver.done", "publisher.commit"],
         id="a commit of each layer",
     ),
     pytest.param(EMBEDDED, POINTS, id="every point", marks=pytest.mark.nightly),
@@ -34,7 +31,7 @@ KILLS = [
         marks=pytest.mark.nightly,
     ),
     pytest.param(
-        CATALOG, ["silver.notes", "gold.note"], id="spark-catalog", marks=pytest.mark.nightly
+        CATALOG, ["silver.done", "gold.note"], id="spark-catalog", marks=pytest.mark.nightly
     ),
 ]
 """Every point where a start takes a second; with Spark some around its commits. (In a catalog
@@ -57,8 +54,8 @@ def test_every_named_point_is_in_the_code_once() -> None:
 def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(
     lake: str, points: Sequence[str], kafka: str, tmp_path: Path
 ) -> None:
-    """One lake, killed at one point after the other; each start has to complete what the kill
-    before left, the last one without Spark.
+    """One lake, killed at one point after the other; each start goes on where the kill before
+    left the lake, the last one without Spark.
     """
     name = f"crashes-{lake}-{len(points)}"
     topics = ("late", "quarantine") if lake == EMBEDDED else ()

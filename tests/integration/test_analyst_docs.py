@@ -22,10 +22,12 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.inputs import tp_of
 from tests.support.lakes import as_published, engine_for, fill_bronze, quickly
 from tests.unit.test_docs import REGISTRY, ROOT, prose, slug
+from watersmeet.core.types import ddl
 from watersmeet.dev.init import write_example
 from watersmeet.lake import tables
-from watersmeet.lake.by_spark import SparkReader, table_rows
+from watersmeet.lake.by_spark import SparkReader
 from watersmeet.lake.generations import Generation, generation_rows
+from watersmeet.lake.table_reader import row_count
 from watersmeet.run import create_missing
 from watersmeet.running.bronze_table import BronzeTable
 from watersmeet.running.owner import Owner
@@ -130,6 +132,8 @@ def names(example: Example) -> Iterator[dict[str, Any]]:
     names = example.names()
     yield names
     # The page's tables are in the connection that all tests of a process share.
+    for name in names["views"]:
+        names["duckdb"].sql(f"DROP VIEW {name}")
     for name, *_ in names["duckdb"].sql("SHOW TABLES").fetchall():
         names["duckdb"].sql(f"DROP TABLE {name}")
 
@@ -248,35 +252,80 @@ def test_every_table_is_named(example: Example) -> None:
     assert all(f"`{name}`" in at_a_glance for name in laid_out)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), SECTION.findall(PAGE), ids=[name for name, _ in SECTION.findall(PAGE)]
-)
-def test_columns_and_types_are_the_tables(example: Example, name: str, text: str) -> None:
-    described = [tuple(cells(line)[:2]) for line in text.splitlines() if line.startswith("| ")][1:]
-    schema = table_rows(
-        example.spark, example.engine.lake, name.replace("<source>", "tracking")
-    ).schema
-    sources = set(example.settings.sources) if name == tables.SILVER else set()
-    stored = [
-        (f"`{f.name}`", f"`{f.dataType.simpleString()}`") for f in schema if f.name not in sources
-    ]
+def described_by(text: str) -> list[list[str]]:
+    """The rows of the table in a section."""
+    return [cells(line) for line in text.splitlines() if line.startswith("| ")][1:]
+
+
+SECTIONS = {name: text for name, text in SECTION.findall(PAGE) if name != tables.SILVER}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_columns_and_types_are_the_tables(example: Example, name: str) -> None:
+    described = [tuple(row[:2]) for row in described_by(SECTIONS[name])]
+    schema = example.engine.lake.schema(name.replace("<source>", "tracking"))
+    sources = set(example.settings.sources) & set(schema.names)
+    stored = [(f"`{f.name}`", f"`{ddl(f.type).lower()}`") for f in schema if f.name not in sources]
     assert [row for row in described if row[0].startswith("`")] == stored
+    assert sources or name not in (tables.MERGED, tables.CORRECTIONS)
     if sources:
-        assert described[5] == (
+        place = schema.names.index("tracking")
+        assert described[place] == (
             "one for each source, with its name",
             "`array<struct<offset, event_time, value>>`",
         )
-        assert set(schema.names[5:7]) == sources
+        assert set(schema.names[place : place + 2]) == sources
 
 
-def test_every_table_but_the_programs_own_has_its_columns(example: Example) -> None:
-    described = {name for name, _ in SECTION.findall(PAGE)}
-    assert described == {
-        re.sub("^bronze_.*", "bronze_<source>", name) for name in tables.layout(example.settings)
-    } - {
-        tables.CONFIGURATION,
-        tables.LEASES,
+def test_each_status_of_silver_has_its_view(example: Example) -> None:
+    rows = described_by(dict(SECTION.findall(PAGE))[tables.SILVER])
+    views = {
+        name: view.parts[0].where[0][2]
+        for name, view in example.engine.lake.views.items()
+        if view.is_of_one_table
     }
+    assert [(row[0].strip("`"), row[1].strip("`")) for row in rows] == [
+        (status, name)
+        for name, of in views.items()
+        for status in (of if isinstance(of, list) else [of])
+    ]
+
+
+def test_the_pages_views_are_the_lakes(
+    example: Example, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every reader answers the same rows."""
+    monkeypatch.chdir(example.folder)
+    views = example.engine.lake.views
+    assert set(names["views"]) == set(views)
+    for name, view in views.items():
+        columns = [column for column in view.schema.names if column not in ("key", "headers")]
+        chosen = ", ".join(f"{name}.{column}" for column in columns)
+        found = [
+            names["duckdb"].sql(f"SELECT {chosen} FROM {name}").to_arrow_table().to_pylist(),
+            names["lake"].execute(f"SELECT {chosen} FROM {name}").collect().to_dicts(),
+        ]
+        by_spark = [
+            row.asDict(recursive=True)
+            for row in names["spark"].sql(f"SELECT {chosen} FROM {name}").collect()
+        ]
+        for rows in found:
+            assert plain(rows, name) == plain(by_spark, name), name
+        assert len(by_spark) == row_count(example.engine.reader, name)
+        assert by_spark or name not in ("merged", "late", "progress", "quarantine")
+
+
+def test_every_table_and_view_has_its_columns(example: Example) -> None:
+    described = {name for name, _ in SECTION.findall(PAGE)}
+    lake = example.engine.lake
+    assert described == {
+        re.sub("^bronze_.*", "bronze_<source>", name) for name in (*lake.layout, *lake.views)
+    } - {tables.CONFIGURATION, tables.LEASES}
+
+
+def test_every_view_is_named(example: Example) -> None:
+    at_a_glance = PAGE.partition("### The views\n")[2].partition("\n### ")[0]
+    assert [row[0].strip("`") for row in described_by(at_a_glance)] == [*example.engine.lake.views]
 
 
 # -- both pages

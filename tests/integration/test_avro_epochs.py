@@ -65,7 +65,7 @@ def stretch(river: River, fields: Mapping[str, Any], *sources: str) -> None:
 
 
 def coupons(river: River) -> set[Any]:
-    rows = river.reader.select(tables.SILVER, ["tracking"])["tracking"].to_pylist()
+    rows = river.reader.select(tables.MERGED, ["tracking"])["tracking"].to_pylist()
     return {part["value"]["coupon"] for parts in rows for part in parts}
 
 

@@ -22,6 +22,7 @@ from tests.support.topics import consume
 from watersmeet.engine.catalog import check_catalog
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import row_count
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
 
@@ -31,6 +32,7 @@ ANALYST = """
 import io, json, sys
 from contextlib import redirect_stdout
 from watersmeet.cli import main
+views = sys.argv[1:]
 sys.argv = ["watersmeet", "validate", "--json"]
 with redirect_stdout(io.StringIO()) as said:
     main()
@@ -42,7 +44,9 @@ by_status = "SELECT status, count(*) AS records FROM spark_catalog.shop.{} GROUP
 of_tables = (spark.sql(by_status.format(name)).collect() for name in ("silver", "live"))
 found = [{row.status: row.records for row in rows} for rows in of_tables]
 names = [row.tableName for row in spark.sql("SHOW TABLES IN spark_catalog.shop").collect()]
-print(json.dumps([json.loads(said.getvalue()), *found, names]))
+count = "SELECT count(*) AS records FROM spark_catalog.shop.{}"
+counts = {name: spark.sql(count.format(name)).collect()[0].records for name in views}
+print(json.dumps([json.loads(said.getvalue()), *found, names, counts]))
 """
 
 
@@ -58,17 +62,21 @@ def test_a_lake_in_a_catalog_is_made_and_queried_by_processes_of_their_own(
     river.finish()
     assert river.losses() == Losses()
     assert river.broken_promises() == []
-    command = [sys.executable, "-c", ANALYST]
+    views = [*Lake(river.settings).views]
+    command = [sys.executable, "-c", ANALYST, *views]
     done = subprocess.run(
         command, cwd=river.folder, capture_output=True, text=True, timeout=300, check=True
     )
-    validated, silver, live, names = json.loads(done.stdout.splitlines()[-1])
+    validated, silver, live, names, counts = json.loads(done.stdout.splitlines()[-1])
     assert validated == {"ok": True, "problems": []}
     assert (
         sum(silver.values())
         == river.reader.summary("silver", [], {"n": ("count", "*")})["n"][0].as_py()
     )
-    assert {status: live.get(status) for status in silver} == silver
+    of_merge = ("open", "timed_out", "waiting")
+    assert {n: silver.get(n) for n in of_merge} == {n: live.get(n) for n in of_merge}
+    assert counts == {name: row_count(river.reader, name) for name in views}
+    assert counts["merged"] > counts["late"] > 0
     assert not [name for name in names if name.startswith("probe")], "what validate tried is gone"
 
 
@@ -121,7 +129,7 @@ def test_refused_records_a_key_and_old_rows_end_in_a_catalog(river: River) -> No
     }
     assert left["quarantine"] == (2, 0), "the refused record, and the one that it was redriven as"
     assert left["bronze_tracking"] == (4, 0)
-    assert left["silver"][0] > left["silver"][1] == 0
+    assert left["merged"][0] > left["merged"][1] == 0
     assert [m.key() for m in consume(river.kafka, river.sink, 2) if m.value() is None] == [
         KEY.encode()
     ]

@@ -183,7 +183,7 @@ def repartitioned(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) ->
 def halves(river: River) -> list[Any]:
     """The merge records that lack the part of one of the sources."""
     rows = river.reader.select(
-        tables.SILVER, ["merge_key", "partition", "tracking", "orders"]
+        tables.MERGED, ["merge_key", "partition", "tracking", "orders"]
     ).to_pylist()
     return [row for row in rows if not (row["tracking"] and row["orders"])]
 
@@ -233,7 +233,7 @@ def test_every_pair_meets_although_the_key_changes_while_records_are_repartition
     repartitioned.finish()
     assert halves(repartitioned) == []
     assert repartitioned.broken_promises() == []
-    found = repartitioned.reader.select(tables.SILVER, ["merge_key"])["merge_key"].to_pylist()
+    found = repartitioned.reader.select(tables.MERGED, ["merge_key"])["merge_key"].to_pylist()
     assert sum(key.startswith("k") for key in found) == 40, (
         "the records of before are read by the rules of before"
     )

@@ -162,9 +162,10 @@ def asked(spark: SparkSession, settings: Settings) -> TableReader:
 
 
 def content(spark: SparkSession, settings: Settings) -> list[str]:
-    """Every column of silver but for the number of the batch, which depends on the cut."""
-    names = [name for name in Lake(settings).layout[tables.SILVER].schema.names if name != "batch"]
-    return sorted(map(repr, asked(spark, settings).select(tables.SILVER, names).to_pylist()))
+    """Every column of the merge records but for the number of the batch, which depends on the
+    cut."""
+    names = [name for name in Lake(settings).schema(tables.MERGED).names if name != "batch"]
+    return sorted(map(repr, asked(spark, settings).select(tables.MERGED, names).to_pylist()))
 
 
 @pytest.mark.promise("R7")
@@ -361,7 +362,7 @@ def test_only_valid_records_are_published_and_values_may_be_chosen(
     )
     run_once(settings)
     columns = ["status", "valid", "invalid_reason", "orders", "merge_key"]
-    silver = asked(spark, settings).select(tables.SILVER, columns).to_pylist()
+    silver = asked(spark, settings).select(tables.MERGED, columns).to_pylist()
     validated = {
         (row["status"], bool(row["orders"]), len(row["merge_key"].encode()) == 1): (
             row["valid"],

@@ -31,7 +31,7 @@ from watersmeet.run import LAYERS, Run
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("C6")]
 
-POINTS = ("silver.merge", "silver.notes", "gold.publish", "publisher.committed", "silver.progress")
+POINTS = ("silver.merge", "silver.done", "gold.publish", "publisher.committed", "bronze.done")
 FIRST: dict[str, Any] = {
     "ts": {"type": "integer"},
     "k": {"type": "string"},
@@ -368,9 +368,9 @@ def test_the_timeout_stays_until_messages_of_a_lost_lake_are_past(
     river.flow()
     river.finish()
     engine = open_engine(river.settings)
-    place = {"partition": 0, "tenant": "", "merge_key": "a"}
-    left = {**place, "event_time": 900, "due": 1900, "recovered_at": 0}
-    engine.append(tables.RECOVERED, engine.lake.layout[tables.RECOVERED].rows_of([left]))
+    place = {"partition": 0, "tenant": "", "merge_key": "a", "generation": 0}
+    left = {**place, "event_time": 900, "due": 1900, "status": "out"}
+    engine.append(tables.SILVER, engine.lake.layout[tables.SILVER].rows_of([left]))
     first = river.config["merge"]["timeout"]
     river.config["merge"]["timeout"] = "400ms"
     river.write()
@@ -485,7 +485,7 @@ def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(
         assert said["sent"] > 0
     river.flow()
     river.finish()
-    silver = river.reader.select(tables.SILVER, ["partition", "merge_key"]).to_pylist()
+    silver = river.reader.select(tables.MERGED, ["partition", "merge_key"]).to_pylist()
     late = river.reader.select(
         tables.LATE, ["partition", "merge_key"], [[("source", "=", "orders")]]
     ).to_pylist()
@@ -520,7 +520,7 @@ def test_ids_come_with_an_epoch_and_are_known_before_the_next_run(
     assert json.loads(here(river, "explain", "a", "--json"))["duplicates"] == []
     river.finish()
     river.flow()
-    river.kill_at("silver.duplicates", "--once")
+    river.kill_at("silver.done", "--once")
     assert river.broken_promises() == []
     river.flow()
     river.finish()

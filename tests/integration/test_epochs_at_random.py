@@ -269,7 +269,7 @@ class Expected:
             for row in mine_of
         }
         columns = ["partition", "merge_key", "event_time", "status", "due", "closed_at", *SOURCES]
-        rows = self.river.reader.select(tables.SILVER, columns).to_pylist()
+        rows = self.river.reader.select(tables.MERGED, columns).to_pylist()
         assert len(rows) == len(told)
         assert {
             (
@@ -301,7 +301,7 @@ class Expected:
             if rules.value is not None:
                 assert message.value == VALUES[rules.value](finished[place])
         columns = ["partition", "valid", "closed_at"]
-        rows = self.river.reader.select(tables.SILVER, columns).to_pylist()
+        rows = self.river.reader.select(tables.MERGED, columns).to_pylist()
         closed = [
             row for row in rows if row["valid"] and row["closed_at"] <= self.clock(row["partition"])
         ]

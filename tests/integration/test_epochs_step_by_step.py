@@ -161,5 +161,5 @@ def test_what_an_epoch_closes_at_once_is_closed_after_its_start_also_in_a_recove
     lake.change(Window(1))
     lake.write([(200, None)], [(200, None)])
     assert lake.sent() == [("a", [0], []), ("x", [140], [])]
-    closed = lake.river.reader.select(tables.SILVER, ["merge_key", "closed_at"]).to_pylist()
+    closed = lake.river.reader.select(tables.MERGED, ["merge_key", "closed_at"]).to_pylist()
     assert closed == [{"merge_key": "x", "closed_at": 151}]

@@ -11,14 +11,16 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.support.effort import first_then_nightly
-from tests.support.lakes import first_columns
 from tests.support.lives import Life, killed_at
 from tests.support.topics import create_topics, delete_records
+from watersmeet.core.silver import IDLE, in_silver
 from watersmeet.core.times import time_text
 from watersmeet.faults import IN_BEGINNING, IN_RESET
 from watersmeet.lake import tables
 from watersmeet.lake.generations import read_generations
+from watersmeet.lake.location import Lake
 from watersmeet.lake.table_reader import row_count
+from watersmeet.lake.tables import Table
 from watersmeet.running.owner import now_ms
 
 pytestmark = pytest.mark.long
@@ -100,17 +102,23 @@ def test_a_lost_lake_is_not_taken_up_from_before_a_jump(kafka: str, tmp_path: Pa
 
 def decide(life: Life, source: str, time_ms: int) -> None:
     """The idle policy speaks for a source."""
-    folder = life.river.folder / "lake" / tables.IDLE_HEARTBEATS
+    lake = Lake(life.river.settings)
     after = life.river.reader.summary(tables.bronze(source), [], {"last": ("max", "offset")})[
         "last"
     ][0].as_py()
     newest = read_generations(life.river.reader, life.river.settings).newest.number
-    layout = tables.layout(life.river.settings)[tables.IDLE_HEARTBEATS]
-    write_deltalake(
-        folder,
-        first_columns(layout, [(source, life.river.topic(source), 0, after, time_ms, 1, newest)]),
-        mode="append",
-    )
+    row = {
+        "source": source,
+        "topic": life.river.topic(source),
+        "partition": 0,
+        "after_offset": after,
+        "event_time": time_ms,
+        "decided_at": 1,
+        "generation": newest,
+    }
+    rows = Table(tables.IDLE_HEARTBEATS, IDLE).rows_of([row])
+    silver = in_silver(rows, "idle", lake.schema(tables.SILVER))
+    write_deltalake(lake.address(tables.SILVER), silver, mode="append")
 
 
 @pytest.mark.promise("B120")
@@ -357,7 +365,7 @@ def test_a_jump_after_a_change_to_a_window_closes_nothing_that_is_out(
     life.run()
     assert set(before) <= set(life.numbers())
     rows = life.river.reader.select(
-        tables.SILVER, ["invalid_reason"], [[("event_time", "<", 1000)]]
+        tables.MERGED, ["invalid_reason"], [[("event_time", "<", 1000)]]
     ).to_pylist()
     assert {row["invalid_reason"] for row in rows} == {None}
     life.check()
@@ -430,7 +438,9 @@ def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: P
     for _ in range(2):
         life.call("reset", "--to", "earliest", "--yes")
     known = life.river.reader.select(
-        tables.RECOVERED, ["generation", "source", "offset", "until_offset"]
+        tables.PASSED,
+        ["generation", "source", "from_offset", "until_offset"],
+        [[("status", "=", "out")]],
     ).to_pylist()
     first, second = (
         [tuple(row.values())[1:] for row in known if row["generation"] == number]
@@ -441,7 +451,7 @@ def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: P
     life.both((None, FAR))
     life.run()
     silver = life.river.reader.select(
-        tables.SILVER, ["batch", "event_time"], [[("event_time", "<", 4000)]]
+        tables.MERGED, ["batch", "event_time"], [[("event_time", "<", 4000)]]
     ).to_pylist()
     assert max(row["batch"] for row in silver) == 1, "none is merged again"
     assert set(before) <= set(life.numbers())

@@ -23,6 +23,7 @@ from tests.support.inputs import input_of, tp_of
 from tests.support.lakes import CaseLake, as_published, engine_for, write_configuration
 from tests.support.tenants import tenant_cases
 from watersmeet.core.idle import IdleDecision
+from watersmeet.core.silver import in_silver
 from watersmeet.lake import tables
 from watersmeet.lake.decisions import decision_rows
 from watersmeet.running.owner import now_ms
@@ -38,7 +39,7 @@ WARNING = "records that are not in bronze yet are not counted"
 ANSWERS = {
     "01_explore_silver": ["all, and valid", "half_up_to"],
     "02_audit_a_decision": [
-        "clock_of_partition",
+        "generation",
         "until_offset",
         "opened",
         "as of version",
@@ -105,7 +106,9 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     last_offset = len(cases[0].values["orders"]) - 1
     # Which moves nothing.
     decided = [(tp_of("orders", 0), IdleDecision(last_offset, head))]
-    lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, now_ms(), 0))
+    decisions = decision_rows(decided, now_ms(), None, 0)
+    schema = lake.engine.lake.schema(tables.SILVER)
+    lake.owner().append(tables.SILVER, in_silver(decisions, "idle", schema))
     silver = lake.silver()
     assert {row[2] for row in silver} == {"open", "timed_out"}
     assert any(all(row[5:]) for row in silver)

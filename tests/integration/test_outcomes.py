@@ -70,7 +70,8 @@ def of_tables(river: River) -> Counted:
                 counts["bronze", topic, "heartbeat" if row["heartbeat"] else "accepted", ""] += 1
                 is_passed = row["offset"] < passed.get((topic, row["partition"]), 0)
                 counts["silver", topic, "heartbeat", ""] += row["heartbeat"] and is_passed
-        for parts in reader.select(tables.SILVER, [source])[source].to_pylist():
+        in_merge = [[("status", "in", ["open", "waiting", "timed_out"])]]
+        for parts in reader.select(tables.SILVER, [source], in_merge)[source].to_pylist():
             for part in parts:
                 counts[
                     "silver", part.get("topic", settings.sources[source].topics[0]), "merged", ""

@@ -620,7 +620,7 @@ def test_what_was_refused_for_its_time_is_redriven_where_its_key_belongs_and_rep
         produce(kafka, origin(river, source), [(p, heartbeat(300_000_000)) for p in (0, 1)])
     assert [row["records"] for row in once(river).values()] == [2, 2]
     river.finish()
-    rows = river.reader.select(tables.SILVER, ["merge_key", "partition", "status"]).to_pylist()
+    rows = river.reader.select(tables.MERGED, ["merge_key", "partition", "status"]).to_pylist()
     expected = {(f"key {n}", murmur2(f"key {n}".encode()) % 3, "timed_out") for n in range(8)}
     assert {tuple(row.values()) for row in rows} == expected
     assert river.broken_promises() == []

@@ -4,7 +4,6 @@ in between."""
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +14,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.support.cases import SOURCES, expected_quarantine
-from tests.support.lakes import quarantined_of
+from tests.support.cases import SOURCES
 from tests.support.rivers import Losses, River
 from watersmeet.core.sequence import MERGED
 from watersmeet.cycle import Cycle
@@ -148,35 +146,12 @@ def test_every_start_fences_whatever_was_ever_written_under_a_token(
 
     with new_run(river).take_layers() as owned:
         after = tokens(river)
-    of_sources = {(tables.QUARANTINE, f"watersmeet-{source}") for source in SOURCES}
-    notes = {(tables.LATE, "watersmeet"), (tables.PROGRESS, "watersmeet"), *of_sources}
-    assert notes < by_token, (
-        "a note carries the version of the commit that it follows from, and is written once by "
-        "anybody"
-    )
-    assert {name for name, _ in by_token - notes} == {
+    assert {name for name, _ in by_token} == {
         *map(tables.bronze, SOURCES),
-        *(
-            tables.QUARANTINE,
-            tables.GENERATIONS,
-            tables.RESETS,
-            tables.IDLE_HEARTBEATS,
-            tables.RECOVERED,
-            tables.ERASED,
-            tables.DUPLICATES,
-        ),
-        *(
-            tables.SILVER,
-            tables.LATE,
-            tables.FORGOTTEN,
-            tables.PUBLISHED,
-            tables.DEAD_LETTERS,
-            tables.EPOCHS,
-        ),
+        *(tables.GENERATIONS, tables.RESETS, tables.SILVER, tables.EPOCHS),
+        *(tables.ERASED, tables.FORGOTTEN, tables.PUBLISHED, tables.DEAD_LETTERS),
     }
-    assert {place: after[place] for place in by_token - notes} == dict.fromkeys(
-        by_token - notes, owned.owner.token
-    )
+    assert {place: after[place] for place in by_token} == dict.fromkeys(by_token, owned.owner.token)
 
 
 @pytest.mark.promise("O12")
@@ -188,7 +163,7 @@ def test_maintenance_that_was_replaced_deletes_nothing_and_says_so(
     for _ in range(4):
         river.flow()
         river.finish()
-    every = [*map(tables.bronze, SOURCES), tables.SILVER, tables.LATE]
+    every = [*map(tables.bronze, SOURCES), tables.SILVER]
     before = rows_in(river, *every)
     with replaced(new_run(river)) as owned:  # nor does it end well where it has nothing to write
         with new_run(river).take_layers(change=FORGET):
@@ -229,48 +204,6 @@ def test_an_evolve_that_was_replaced_while_it_stood_still_begins_no_epoch(
     assert rows_in(river, tables.EPOCHS) == {tables.EPOCHS: 1}
     assert evolve(river.reader, river.settings, Reporter())["applied"]
     assert rows_in(river, tables.EPOCHS) == {tables.EPOCHS: 2}
-
-
-@pytest.mark.promise("N23")
-@pytest.mark.long
-def test_what_a_crash_left_is_completed_before_anything_is_deleted(
-    kafka: str, tmp_path: Path
-) -> None:
-    batches = 40  # of so many records, so that bronze can be deleted up to one of them
-    river = River.make(
-        kafka,
-        tmp_path,
-        "noted-first",
-        keep={"bronze": "1500ms"},
-        merge__max_records_per_batch=batches,
-    )
-    river.chunks = int(time.time())  # refused records are as old as Kafka's timestamp says
-    for _ in range(4):
-        river.flow(records=40)
-    run = Run(river.settings, ["bronze"], Reporter())
-    with run.take_layers() as owned:
-        engine = owned.owner.engine
-        for source in SOURCES:
-            bronze, bounds = (
-                BronzeTable(owned.owner, run.settings, run.settings.inputs_by_name[source]),
-                Cluster(run.settings.kafka).bounds(river.topic(source), 2),
-            )
-            rows, _ = engine.read_kafka(
-                kafka_input(run.settings, run.settings.inputs_by_name[source]), bounds
-            )
-            bronze.append(rows, bronze.counted(rows))  # and here it ends
-    assert quarantined_of(river.reader) == []
-    Run(river.settings, ["silver", "gold"], Reporter()).once()
-    before = rows_in(river, *map(tables.bronze, SOURCES))
-    with new_run(river).take_layers() as owned:
-        maintain(
-            owned.owner.engine,
-            [name for layer in LAYERS for name in kept_by(layer, river.settings)],
-            owned.expire,
-        )
-    after = rows_in(river, *map(tables.bronze, SOURCES))
-    assert all(after[name] < before[name] for name in before)
-    assert quarantined_of(river.reader) == expected_quarantine(river.cases)
 
 
 @pytest.mark.long

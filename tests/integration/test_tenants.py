@@ -33,7 +33,7 @@ def test_tenants_are_merged_by_their_own_clocks_through_kills_and_changes_of_the
     tenants = TenantRiver(kafka, tmp_path, "tenants-through-changes")
     river = tenants.river
     tenants.arrive(0.3)
-    for point in ("silver.merge", "silver.notes"):
+    for point in ("silver.merge", "silver.done"):
         river.kill_at(point, "--once")
     river.finish()
     tenants.check()

@@ -48,7 +48,7 @@ def test_two_topics_of_a_source_are_merged_through_kills_silence_and_the_loss_of
     river.config["merge"]["idle_after"] = "700ms"
     river.write()
     river.flow()
-    for point in ("bronze.quarantine", "silver.notes"):
+    for point in ("bronze.done", "silver.done"):
         river.kill_at(point, "--once")
     river.forget_checkpoints()
     river.finish()
@@ -291,12 +291,12 @@ def test_tenants_have_clocks_over_all_topics_through_changes_of_the_rules_and_th
     river.config["merge"] |= {"tenant": "g", "tenant_max_lag": "600ms"}
     river.write()
     arrive(60)
-    river.kill_at("silver.notes", "--once")
+    river.kill_at("silver.merge", "--once")
     river.finish()
     arrive(60)
     river.finish()
-    waiting = river.reader.summary(tables.SILVER, ["status"], {"n": ("count", "*")}).to_pylist()
-    assert {row["status"] for row in waiting} == {"open", "timed_out", "waiting"}
+    rows = river.reader.summary(tables.SILVER, ["status"], {"n": ("count", "*")}).to_pylist()
+    assert {"open", "timed_out", "waiting"} <= {row["status"] for row in rows}
     assert river.broken_promises() == []
     assert answer(river, "explain", "a")["records"]
     out = published(river.kafka, river.sink, river.partitions)
@@ -400,7 +400,7 @@ def test_avro_is_read_from_every_topic_and_its_schema_stays_where_values_do_not_
     river.flow()
     river.finish()
     assert river.broken_promises() == []
-    silver = river.reader.select(tables.SILVER, ["tracking"])["tracking"].to_pylist()
+    silver = river.reader.select(tables.MERGED, ["tracking"])["tracking"].to_pylist()
     assert {part["topic"] for parts in silver for part in parts} == {
         name.partition("/")[2] for name in inputs[:2]
     }

@@ -13,6 +13,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from pyspark.sql import SparkSession
 
 from tests.support.lakes import OpenSpark
+from watersmeet.core.silver import in_silver
 from watersmeet.core.types import columns_ddl
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.by_spark import SparkReader
@@ -100,6 +101,10 @@ class Store:
             table.rows((*row, *[None] * (len(table.schema) - len(row))) for row in rows),
             commit,
         )
+
+    def append_outcomes(self, status: str, rows: pa.Table) -> None:
+        """Appends rows of a status to silver."""
+        self.append("silver", in_silver(rows, status, self.lake.schema("silver")))
 
     def append(self, name: str, rows: pa.Table, commit: Commit | None = None) -> None:
         """As an engine appends: skipped where the table has seen the transaction version, or a

@@ -32,7 +32,7 @@ from watersmeet.lake.conflicts import is_conflict, suppress_conflict
 from watersmeet.lake.table_reader import Version
 from watersmeet.running.owner import Owner
 
-LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, "", None, None)
+ROW = ("s", "t", 0, 1, 0)
 FACTS = {
     "batch": 7,
     "reset": None,
@@ -95,20 +95,20 @@ def write_by_spark(spark: SparkSession, store: Store, commit: Commit) -> None:
         "txnVersion": str(commit.transaction_version),
         "userMetadata": commit.metadata,
     }
-    frame = spark.createDataFrame(store.lake.layout["late"].rows([LATE]))
-    frame.write.format("delta").mode("append").options(**options).save(store.path("late"))
+    frame = spark.createDataFrame(store.lake.layout["erased"].rows([ROW]))
+    frame.write.format("delta").mode("append").options(**options).save(store.path("erased"))
 
 
 @pytest.mark.long
 def test_the_last_commit_of_an_application_is_found_behind_others(
     folder_store: Store, spark: SparkSession
 ) -> None:
-    folder_store.create("late")
-    assert last_commit(folder_store.reader, "late") is None
-    folder_store.add("late", LATE, commit=Commit(APPLICATION, 1, 4, FACTS))
-    folder_store.add("late", LATE, commit=Commit(f"{APPLICATION}-orders", 9, 1))
+    folder_store.create("erased")
+    assert last_commit(folder_store.reader, "erased") is None
+    folder_store.add("erased", ROW, commit=Commit(APPLICATION, 1, 4, FACTS))
+    folder_store.add("erased", ROW, commit=Commit(f"{APPLICATION}-orders", 9, 1))
     for _ in range(2):
-        folder_store.add("late", LATE)
+        folder_store.add("erased", ROW)
     by_spark = Commit("spark", 2, 5, FACTS)
     for _ in range(2):
         write_by_spark(spark, folder_store, by_spark)
@@ -117,10 +117,10 @@ def test_the_last_commit_of_an_application_is_found_behind_others(
             (APPLICATION, 1, Commit(APPLICATION, 1, 4, FACTS)),
             ("spark", 5, by_spark),
         ):
-            found = last_commit(asked, "late", application)
+            found = last_commit(asked, "erased", application)
             assert found is not None
             assert (found[0].number, found[1]) == (number, commit)
-    assert folder_store.reader.version("late") == 5, "the second time it was there"
+    assert folder_store.reader.version("erased") == 5, "the second time it was there"
 
 
 def owner(store: Store, token: int) -> Owner:
@@ -129,77 +129,79 @@ def owner(store: Store, token: int) -> Owner:
 
 @pytest.mark.promise("O7")
 def test_an_earlier_owner_writes_nothing_once_it_is_fenced(folder_store: Store) -> None:
-    folder_store.create("late")
+    folder_store.create("erased")
     decided = Commit(APPLICATION, 1, 8, FACTS)
-    folder_store.add("late", LATE, commit=decided)
+    folder_store.add("erased", ROW, commit=decided)
     for token in (2, 2, 3):
-        owner(folder_store, token).fence("late")
-        last = last_commit(folder_store.reader, "late")
+        owner(folder_store, token).fence("erased")
+        last = last_commit(folder_store.reader, "erased")
         assert last is not None
         assert (last[1].token, last[1].is_fence) == (token, True)
-        assert last_decision(folder_store.reader, "late") == (1, decided), (
+        assert last_decision(folder_store.reader, "erased") == (1, decided), (
             "what was done stays known"
         )
-    assert folder_store.reader.version("late") == 3, "one fence of each owner is enough"
+    assert folder_store.reader.version("erased") == 3, "one fence of each owner is enough"
     for token in (1, 2):
-        folder_store.add("late", LATE, commit=Commit(APPLICATION, token, 9))
+        folder_store.add("erased", ROW, commit=Commit(APPLICATION, token, 9))
         with pytest.raises(LeaseLostError, match="has been taken over by another process"):
-            owner(folder_store, token).fence("late")
-    mine = owner(folder_store, 3).next_commit("late")
-    folder_store.add("late", LATE, commit=mine)
-    assert last_commit(folder_store.reader, "late") == (
-        folder_store.reader.history("late", 1)[0],
+            owner(folder_store, token).fence("erased")
+    mine = owner(folder_store, 3).next_commit("erased")
+    folder_store.add("erased", ROW, commit=mine)
+    assert last_commit(folder_store.reader, "erased") == (
+        folder_store.reader.history("erased", 1)[0],
         mine,
     )
-    assert folder_store.reader.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [2]
+    assert folder_store.reader.summary("erased", [], {"n": ("count", "*")})["n"].to_pylist() == [2]
 
 
 @pytest.mark.promise("O8")
 def test_a_fence_says_what_an_earlier_owner_has_decided_just_before_it(folder_store: Store) -> None:
     """Also where that owner's numbers are below the ones that were looked at."""
-    folder_store.create("late")
-    folder_store.add("late", LATE, commit=Commit(APPLICATION, 1, 50, FACTS))
+    folder_store.create("erased")
+    folder_store.add("erased", ROW, commit=Commit(APPLICATION, 1, 50, FACTS))
     meanwhile = Commit(APPLICATION, 2, 1, {"batch": 8})
 
     class Slow(Store):
         def append(self, name: str, rows: pa.Table, commit: Commit | None = None) -> None:
-            folder_store.add("late", LATE, commit=meanwhile)
+            folder_store.add("erased", ROW, commit=meanwhile)
             super().append(name, rows, commit)
 
-    owner(Slow(folder_store.lake, folder_store.reader, folder_store.folder, None), 3).fence("late")
-    assert last_decision(folder_store.reader, "late") == (2, meanwhile)
-    owner(folder_store, 4).fence("late")
-    assert last_decision(folder_store.reader, "late") == (2, meanwhile)
+    owner(Slow(folder_store.lake, folder_store.reader, folder_store.folder, None), 3).fence(
+        "erased"
+    )
+    assert last_decision(folder_store.reader, "erased") == (2, meanwhile)
+    owner(folder_store, 4).fence("erased")
+    assert last_decision(folder_store.reader, "erased") == (2, meanwhile)
 
 
 def test_a_fence_tells_what_was_decided_where_the_log_has_forgotten_it(folder_store: Store) -> None:
-    folder_store.create("late")
+    folder_store.create("erased")
     decided = Commit(APPLICATION, 1, 8, FACTS)
-    folder_store.add("late", LATE, commit=decided)
+    folder_store.add("erased", ROW, commit=decided)
     for token, forgotten in ((2, (0, 1)), (3, (2,))):
-        owner(folder_store, token).fence("late")
-        DeltaTable(folder_store.path("late")).create_checkpoint()
+        owner(folder_store, token).fence("erased")
+        DeltaTable(folder_store.path("erased")).create_checkpoint()
         for number in forgotten:
-            Path(folder_store.path("late"), "_delta_log", f"{number:020d}.json").unlink()
-        assert last_decision(folder_store.reader, "late") == (1, decided)
+            Path(folder_store.path("erased"), "_delta_log", f"{number:020d}.json").unlink()
+        assert last_decision(folder_store.reader, "erased") == (1, decided)
 
 
 def test_a_table_without_a_commit_can_be_fenced(folder_store: Store) -> None:
-    folder_store.create("late")
-    owner(folder_store, 2).fence("late")
-    found = last_commit(folder_store.reader, "late")
+    folder_store.create("erased")
+    owner(folder_store, 2).fence("erased")
+    found = last_commit(folder_store.reader, "erased")
     assert found is not None
     assert found[1] == Commit(APPLICATION, 2, 0)
-    assert last_decision(folder_store.reader, "late") is None
+    assert last_decision(folder_store.reader, "erased") is None
 
 
 def test_the_fences_of_a_table_share_one_look_at_its_history(
     folder_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a catalog each look is a query of Spark, and a start has some twenty fences."""
-    folder_store.create("late")
+    folder_store.create("erased")
     for number in range(30):
-        folder_store.add("late", LATE, commit=Commit(APPLICATION, 1, number + 1))
+        folder_store.add("erased", ROW, commit=Commit(APPLICATION, 1, number + 1))
     history, looks = folder_store.reader.history, []
 
     def look(table: str, limit: int | None = None) -> list[Version]:
@@ -208,10 +210,10 @@ def test_the_fences_of_a_table_share_one_look_at_its_history(
 
     monkeypatch.setattr(folder_store.reader, "history", look)
     applications = [APPLICATION, DELETING, EVOLVING]
-    owner(folder_store, 2).fence("late", applications)
+    owner(folder_store, 2).fence("erased", applications)
     assert len(looks) == 2, "one look before the fences, one after"
     for application in applications:
-        last = last_commit(folder_store.reader, "late", application)
+        last = last_commit(folder_store.reader, "erased", application)
         assert last is not None
         assert last[1] == Commit(application, 2, 0, last[1].facts)
 
@@ -222,7 +224,7 @@ def test_of_many_that_write_the_same_commit_one_does_and_others_find_a_conflict(
     folder_store: Store, open_spark: OpenSpark, by: str
 ) -> None:
     """By class, for Spark's errors and for delta-rs's."""
-    folder_store.create("late")
+    folder_store.create("erased")
     commit, errors = Commit(APPLICATION, 1, 1), []
     barrier = threading.Barrier(4)
 
@@ -232,7 +234,7 @@ def test_of_many_that_write_the_same_commit_one_does_and_others_find_a_conflict(
             if by == "spark":
                 write_by_spark(open_spark(), folder_store, commit)
             else:
-                folder_store.add("late", LATE, commit=commit)
+                folder_store.add("erased", ROW, commit=commit)
         except Exception as error:
             errors.append(error)
 
@@ -242,7 +244,7 @@ def test_of_many_that_write_the_same_commit_one_does_and_others_find_a_conflict(
     for writer in writers:
         writer.join()
     assert [error for error in errors if not is_conflict(error)] == []
-    assert folder_store.reader.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [1]
+    assert folder_store.reader.summary("erased", [], {"n": ("count", "*")})["n"].to_pylist() == [1]
 
 
 def test_nothing_else_is_a_conflict() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pyarrow as pa
 
 from tests.core.test_merge import a_batch, records_of
 from tests.support.configurations import settings_for
@@ -21,6 +24,19 @@ from watersmeet.run import create_missing
 from watersmeet.running.merge_functions import MergeFunctions
 
 ROWS = 6
+
+
+class Nothing:
+    """Nothing follows from a batch."""
+
+    keys = None
+
+    def see(self, rows: pa.Table) -> None:
+        raise AssertionError(f"{rows.num_rows} rows are not asked for")
+
+    def rows(self) -> Iterator[pa.Table]:
+        return iter(())
+
 
 MERGE = """
 import re, sys
@@ -60,13 +76,13 @@ def test_of_the_open_rows_that_a_batch_rewrites_one_chunk_is_in_memory(tmp_path:
     del opened
     second = records_of(*[("orders", n, f"a{n}", 60, b"y") for n in range(ROWS)])
     batch = a_batch(60, ROWS)
-    functions = MergeFunctions(batch, Expressions.of(settings), 1, 0, 0, 0)
+    functions = MergeFunctions(batch, Expressions.of(settings), 1, 0, 0, 0, 0)
     unfinished = SilverRows(["open", "waiting"], ROWS * 4 * MIB)
     schema = batch.changed_schema()
     commit = Commit("test", 0, 1)
     with arrow_peak() as peak:
         assert engine.merge_in_chunks(
-            unfinished, functions.merge_in_chunks, [second], schema, commit
+            unfinished, functions.merge_in_chunks, [second], schema, commit, Nothing()
         )
         assert peak() < 10 * MIB
     rows = engine.reader.rows(tables.SILVER, ["tracking", "orders"])

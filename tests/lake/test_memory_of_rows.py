@@ -24,9 +24,9 @@ def peak():
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) // 1024
 reader = DeltaRsReader(Lake(settings_for(Path(sys.argv[1]))))
-reader.rows("late", ["value"], [[("partition", "=", 0)]])
+reader.rows("bronze_tracking", ["value"], [[("partition", "=", 0)]])
 before = peak()
-print(reader.rows("late", ["value"]).num_rows, peak() - before)
+print(reader.rows("bronze_tracking", ["value"]).num_rows, peak() - before)
 """
 ROWS, ROW_MIB = 12, 16
 
@@ -37,7 +37,7 @@ def test_rows_are_not_in_memory_twice_while_their_types_become_plain(tmp_path: P
     partitions = pa.array([0] + [1] * ROWS, pa.int32())
     rows = pa.table({"partition": partitions, "value": values})
     for n in range(ROWS + 1):
-        write_deltalake(reader.uri("late"), rows.slice(n, 1), mode="append")
+        write_deltalake(reader.uri("bronze_tracking"), rows.slice(n, 1), mode="append")
     command = [sys.executable, "-c", READ, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     count, mib = map(int, done.stdout.split())

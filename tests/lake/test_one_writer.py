@@ -23,7 +23,7 @@ from watersmeet.lake.location import Lake
 from watersmeet.run import create_missing
 
 COMMIT = Commit("test", 1, 1)
-TABLE = tables.QUARANTINE
+TABLE = tables.bronze("tracking")
 
 
 class Session:

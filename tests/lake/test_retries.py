@@ -23,6 +23,7 @@ from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
 from watersmeet.lake.decisions import read_decisions
 from watersmeet.lake.generations import Generation
+from watersmeet.lake.progress import last_batch
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.run import create_missing
 from watersmeet.running.next_offsets import NextOffsets
@@ -178,16 +179,15 @@ def test_an_idle_decision_whose_answer_did_not_come_is_known_when_it_is_tried_ag
     now_s = 0.0
     silence = IdleDetector(settings, 10_000, now_s=lambda: now_s)
     silence.has_nothing_beyond = bool  # type: ignore[method-assign, assignment]
-    silver = lake.start(
-        silence, dying_at(engine, "append", tables.IDLE_HEARTBEATS, after=True, times=1)
-    )
-    list(silver.drain())
+    list(lake.start(silence).drain())
     now_s = 11.0
+    silver = lake.start(silence, dying_at(engine, "merge", tables.SILVER, after=True, times=1))
     with pytest.raises(CrashError):
         list(silver.drain())
-    plan = silver.recover().next()
-    assert plan is not None
-    assert plan.clocks == {0: 500}, "the batch after it is the one that the table tells of"
+    last = last_batch(engine.reader)
+    assert last is not None
+    assert last.clocks == {0: 500}, "it was committed with the batch that it lets go on"
+    assert silver.recover().next() is None
     list(silver.drain())
     assert len([*read_decisions(engine.reader, Generation(0, 0, {}, {}))]) == 1, (
         "nor is it decided twice"

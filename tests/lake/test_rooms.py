@@ -42,6 +42,7 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
     parts = "ARRAY<STRUCT<offset: BIGINT, event_time: TIMESTAMP, value: STRING>>"
     kafka = "topic STRING, partition INT, offset BIGINT, kafka_timestamp TIMESTAMP"
     record = "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    place = "source STRING, topic STRING, partition INT, offset BIGINT"
     promised = {
         "bronze_orders": f"{kafka}, timestamp_type INT, {record}, merge_key STRING, event_time "
         "TIMESTAMP, heartbeat BOOLEAN, "
@@ -50,16 +51,30 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "last_event_time TIMESTAMP, "
         f"tracking {parts}, orders {parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT, "
         "generation INT, due TIMESTAMP, closed_at TIMESTAMP, tenant STRING, position TIMESTAMP, "
-        "record_bytes BIGINT",
-        "late": "source STRING, topic STRING, partition INT, offset BIGINT, merge_key STRING, "
-        "event_time TIMESTAMP, "
-        "position TIMESTAMP, value BINARY, batch BIGINT, generation INT, tenant STRING, "
-        "u TIMESTAMP, id STRING",
+        "record_bytes BIGINT, source STRING, topic STRING, offset BIGINT, value BINARY, u "
+        "TIMESTAMP, id STRING, of_offset BIGINT, is_late BOOLEAN, is_late_born BOOLEAN, version "
+        "BIGINT, settled_at TIMESTAMP, first_event_time TIMESTAMP, has_message BOOLEAN, "
+        "after_offset BIGINT, decided_at TIMESTAMP, from_offset BIGINT, until_offset BIGINT, head "
+        "TIMESTAMP, clock TIMESTAMP, epoch INT, committed_at TIMESTAMP",
+        "merged": "partition INT, merge_key STRING, status STRING, event_time TIMESTAMP, "
+        "last_event_time TIMESTAMP, "
+        f"tracking {parts}, orders {parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT, "
+        "generation INT, due TIMESTAMP, closed_at TIMESTAMP, tenant STRING, record_bytes BIGINT",
+        "waiting": f"{place}, tenant STRING, merge_key STRING, event_time TIMESTAMP, position "
+        "TIMESTAMP, batch BIGINT, generation INT, record_bytes BIGINT",
+        "late": f"{place}, merge_key STRING, event_time TIMESTAMP, position TIMESTAMP, value "
+        "BINARY, batch BIGINT, generation INT, tenant STRING, u TIMESTAMP, id STRING, record_bytes "
+        "BIGINT",
+        "duplicates": f"{place}, merge_key STRING, event_time TIMESTAMP, id STRING, of_offset "
+        "BIGINT, is_late BOOLEAN, batch BIGINT, generation INT, tenant STRING",
+        "passed": f"status STRING, {place}, tenant STRING, merge_key STRING, event_time TIMESTAMP, "
+        "position TIMESTAMP, batch BIGINT, generation INT, from_offset BIGINT, until_offset "
+        "BIGINT, due TIMESTAMP, closed_at TIMESTAMP",
         "quarantine": f"source STRING, {kafka}, {record}, reason STRING, detail STRING, "
         "record_bytes BIGINT",
         "idle_heartbeats": "source STRING, topic STRING, partition INT, after_offset BIGINT, "
         "event_time TIMESTAMP, "
-        "decided_at TIMESTAMP, generation INT, tenant STRING",
+        "decided_at TIMESTAMP, tenant STRING, batch BIGINT, generation INT",
         "generations": "generation INT, from_batch BIGINT, source STRING, topic STRING, partition "
         "INT, start_offset BIGINT, "
         "kind STRING, decided_at TIMESTAMP, reason STRING, epoch INT, is_lived BOOLEAN, seq "
@@ -74,15 +89,9 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "sink_offset BIGINT, committed_at TIMESTAMP, sink STRING, last_due TIMESTAMP, "
         "last_closed_at TIMESTAMP, last_tenant STRING, last_settled_at TIMESTAMP, last_u "
         "TIMESTAMP, last_source STRING, last_topic STRING, last_offset BIGINT",
-        "recovered": "partition INT, merge_key STRING, event_time TIMESTAMP, source STRING, offset "
-        "BIGINT, "
-        "until_offset BIGINT, recovered_at TIMESTAMP, generation INT, due TIMESTAMP, closed_at "
-        "TIMESTAMP, tenant STRING, since TIMESTAMP, topic STRING",
         "progress": "batch BIGINT, source STRING, topic STRING, partition INT, from_offset BIGINT, "
-        "until_offset BIGINT, "
-        "head TIMESTAMP, clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP, reason "
-        "STRING, silver_version BIGINT, "
-        "epoch INT, generation INT",
+        "until_offset BIGINT, head TIMESTAMP, clock TIMESTAMP, position TIMESTAMP, epoch INT, "
+        "generation INT, committed_at TIMESTAMP",
         "epochs": "epoch INT, from_batch BIGINT, configuration STRING, decided_at TIMESTAMP",
         "corrections": "generation INT, partition INT, tenant STRING, merge_key STRING, event_time "
         "TIMESTAMP, is_late_born BOOLEAN, version BIGINT, source STRING, topic STRING, offset "
@@ -93,8 +102,10 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
     }
     corrections = {"topic": "merged-corrections", "within": "7d"}
     publish = {"topic": "merged", "corrections": corrections}
-    layout = Lake(settings_for(tmp_path, publish=publish)).layout
-    assert {name: columns_ddl(layout[name].schema) for name in promised} == promised
+    lake = Lake(settings_for(tmp_path, publish=publish))
+    layout = lake.layout
+    assert {name: columns_ddl(lake.schema(name)) for name in promised} == promised
+    assert not layout.keys() & lake.views.keys()
     assert layout["silver"].partitioned_by == ("status",)
     assert layout["silver"].properties[tables.DELETION_VECTORS] == "true"
     assert "versions" not in layout
@@ -120,7 +131,9 @@ def test_silver_skips_files_by_all_that_it_is_asked_for_but_no_log_tells_a_key(
 ) -> None:
     layout = Lake(settings_for(tmp_path)).layout
     assert layout["silver"].properties["delta.dataSkippingStatsColumns"] == (
-        "partition,event_time,last_event_time,batch,generation,due,closed_at,position,record_bytes"
+        "partition,event_time,last_event_time,batch,generation,due,closed_at,position,"
+        "record_bytes,offset,u,of_offset,version,settled_at,first_event_time,after_offset,"
+        "decided_at,from_offset,until_offset,head,clock,epoch,committed_at"
     )
     for table in filter(lambda table: tables.has_records(table.name), layout.values()):
         assert "key" not in table.properties["delta.dataSkippingStatsColumns"]
@@ -136,7 +149,7 @@ def test_a_table_has_an_address_in_each_kind_of_lake(tmp_path: Path) -> None:
         "main.shop",
         True,
     )
-    assert named.address("late") == "s3://b/lake/late"
+    assert named.address("late") == "s3://b/lake/silver", "where its rows are"
     assert not named.owning_lake("late").is_catalog
     assert Lake(settings_for(tmp_path)).address("silver") == f"{tmp_path}/lake/silver"
 
@@ -338,7 +351,7 @@ def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Pa
 
 def test_a_lake_that_is_new_or_of_this_layout_is_not_refused(either_store: Store) -> None:
     check_layout(either_store.reader, either_store.lake)
-    either_store.create("silver", "progress")
+    either_store.create("silver")
     check_layout(either_store.reader, either_store.lake)
 
 
@@ -383,7 +396,7 @@ def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
     create_silver(either_store, tables.LAYOUT_VERSION + 1)
     with pytest.raises(
         ConfigurationError,
-        match=r"has layout 6, .* knows layout 5; use the version that wrote it, or a later",
+        match=r"has layout 7, .* knows layout 6; use the version that wrote it, or a later",
     ):
         check_layout(either_store.reader, either_store.lake)
 
@@ -395,8 +408,8 @@ def test_decisions_without_end_are_read_a_piece_at_a_time(
     either_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the pieces, they come in the same order, each with the times of all its tenants."""
-    either_store.create("idle_heartbeats")
-    settings, rng = either_store.settings, random.Random(7)
+    either_store.create("silver")
+    rng = random.Random(7)
     rows, expected = [], list[Decided]()
     for p in range(3):
         for source in ("tracking", "orders"):
@@ -405,9 +418,9 @@ def test_decisions_without_end_are_read_a_piece_at_a_time(
                 after, time = after + rng.choice([0, 0, 0, 5]), time + rng.choice([1, 70])
                 tenants = tuple((f"t{n}", time - n) for n in range(rng.choice([0, 1, 3])))
                 decided = tp_of(source, p), IdleDecision(after, time, tenants)
-                rows.append(decision_rows(settings, [decided], 10_000 + time, 4))
+                rows.append(decision_rows([decided], 10_000 + time, 9, 4))
                 expected.append(decided)
-    either_store.append("idle_heartbeats", pa.concat_tables(rows))
+    either_store.append_outcomes("idle", pa.concat_tables(rows))
     reader, generation = either_store.reader, Generation(4, 0, {}, {})
     select, sizes = reader.select, list[int]()
 
@@ -429,15 +442,12 @@ def test_decisions_without_end_are_read_a_piece_at_a_time(
 
 
 def test_decisions_come_back_in_their_order(either_store: Store) -> None:
-    either_store.create("idle_heartbeats")
+    either_store.create("silver")
     tracking, orders = tp_of("tracking", 3), tp_of("orders", 0)
     first, second = (tracking, IdleDecision(-1, 50)), (tracking, IdleDecision(7, 60))
-    either_store.append(
-        "idle_heartbeats", decision_rows(either_store.settings, [second, first], 1000, 0)
-    )
-    either_store.append(
-        "idle_heartbeats",
-        decision_rows(either_store.settings, [(orders, IdleDecision(7, 55))], 2000, 1),
+    either_store.append_outcomes("idle", decision_rows([second, first], 1000, 5, 0))
+    either_store.append_outcomes(
+        "idle", decision_rows([(orders, IdleDecision(7, 55))], 2000, None, 1)
     )
     assert [*read_decisions(either_store.reader, Generation(0, 0, {}, {}))] == [first, second]
     assert [*read_decisions(either_store.reader, Generation(1, 7, {}, {}))] == [
@@ -482,28 +492,28 @@ class Kept:
 def test_tables_are_compacted_after_so_many_commits_and_vacuumed_after_hours(
     folder_store: Store,
 ) -> None:
-    folder_store.create("late")
+    folder_store.create("silver")
     for _ in range(FEW_FILES + 1):
-        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, ""))
+        folder_store.add("silver", (0, "k", "late"))
     kept, now = Kept(folder_store.lake, folder_store.reader), [0.0]
-    maintenance = Maintenance(kept, ["late"], every=3, now_s=lambda: now[0])  # type: ignore[arg-type]
+    maintenance = Maintenance(kept, ["silver"], every=3, now_s=lambda: now[0])  # type: ignore[arg-type]
     for _ in range(5):
         maintenance.after_commit()
-    assert kept.done == [("compact", "late")]
+    assert kept.done == [("compact", "silver")]
     now[0] = VACUUM_EVERY_S + 1
     maintenance.after_commit()
-    assert kept.done[1:] == [("compact", "late"), ("purge", "late"), ("vacuum", "late")]
+    assert kept.done[1:] == [("compact", "silver"), ("purge", "silver"), ("vacuum", "silver")]
     for _ in range(3):
         maintenance.after_commit()
-    assert kept.done[4:] == [("compact", "late")]
+    assert kept.done[4:] == [("compact", "silver")]
 
 
 def test_what_is_gathered_is_rewritten_seldom(folder_store: Store) -> None:
-    folder_store.create("late")
+    folder_store.create("silver")
     for _ in range(FEW_FILES + 1):
-        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, ""))
+        folder_store.add("silver", (0, "k", "late"))
     kept = Kept(folder_store.lake, folder_store.reader)
-    maintenance = Maintenance(kept, ["late"], every=2)  # type: ignore[arg-type]
+    maintenance = Maintenance(kept, ["silver"], every=2)  # type: ignore[arg-type]
     for _ in range(2 * 64):
         maintenance.after_commit()
     assert kept.sizes[63] == FILE_BYTES
@@ -515,18 +525,18 @@ def test_what_is_gathered_is_rewritten_seldom(folder_store: Store) -> None:
 def test_maintenance_tells_files_and_gives_the_table_the_properties_of_the_configuration(
     folder_store: Store,
 ) -> None:
-    folder_store.create("late")
-    folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, ""))
+    folder_store.create("silver")
+    folder_store.add("silver", (0, "k", "late"))
     kept = Kept(folder_store.lake, folder_store.reader)
-    told = {"table": "late", "files_before": 1, "files": 1, "old_files_removed": 3}
-    assert maintain(kept, ["late"]) == [told]  # type: ignore[arg-type]
-    assert kept.done == [("purge", "late"), ("vacuum", "late")], "few files stay as they are"
+    told = {"table": "silver", "files_before": 1, "files": 1, "old_files_removed": 3}
+    assert maintain(kept, ["silver"]) == [told]  # type: ignore[arg-type]
+    assert kept.done == [("purge", "silver"), ("vacuum", "silver")], "few files stay as they are"
     for _ in range(FEW_FILES):
-        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, ""))
+        folder_store.add("silver", (0, "k", "late"))
     longer = Lake(folder_store.settings.model_copy(update={"retention_ms": 30 * 86_400_000}))
     kept = Kept(longer, folder_store.reader)
-    maintain(kept, ["late"])  # type: ignore[arg-type]
-    assert kept.done == [(step, "late") for step in ("compact", "properties", "purge", "vacuum")]
+    maintain(kept, ["silver"])  # type: ignore[arg-type]
+    assert kept.done == [(step, "silver") for step in ("compact", "properties", "purge", "vacuum")]
 
 
 # -- small files

@@ -28,13 +28,13 @@ from watersmeet.running.owner import Owner
 
 pytestmark = pytest.mark.promise("N26")
 
-LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, "", None, None)
+ROW = ("s", "t", 0, 1, 0)
 
 
 def test_a_decision_is_what_its_owner_wrote_whatever_took_its_metadata_along(
     folder_store: Store,
 ) -> None:
-    table = tables.LATE
+    table = tables.ERASED
     folder_store.create(table)
     nothing = folder_store.lake.layout[table].schema.empty_table()
     decided, here = Commit(APPLICATION, 1, 4, {"batch": 7}), folder_store.path(table)
@@ -43,7 +43,7 @@ def test_a_decision_is_what_its_owner_wrote_whatever_took_its_metadata_along(
     write_deltalake(here, nothing, mode="append")
     with_metadata = CommitProperties({"userMetadata": decided.metadata})
     for _ in range(2):
-        folder_store.add(table, LATE)
+        folder_store.add(table, ROW)
     DeltaTable(here).optimize.compact(commit_properties=with_metadata)
     DeltaTable(here).vacuum(
         0, dry_run=False, enforce_retention_duration=False, commit_properties=with_metadata

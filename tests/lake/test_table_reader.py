@@ -26,6 +26,7 @@ from tests.lake.conftest import (
     store_of,
 )
 from tests.support.lakes import OpenSpark
+from watersmeet.core.silver import OUTCOMES
 from watersmeet.core.types import TIME
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
@@ -50,7 +51,7 @@ ODD = ["it's", '"', "\\", "'; DROP TABLE t; --", "{x}", "`", "é€𝄞", "", "a
 BYTES = [b"", b"\x00'\xff", b"key"]
 
 
-LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, "", None, None)
+ROW = ("s", "t", 0, 1, 0)
 
 
 def bronze_row(
@@ -267,11 +268,11 @@ def test_a_question_about_what_is_not_there_is_refused(either_store: Store) -> N
     with pytest.raises(ValueError, match="no aggregate"):
         asked.summary("bronze_tracking", [], {"x": ("avg", "offset")})
     assert asked.exists("bronze_tracking")
-    assert not asked.exists("late")
-    with pytest.raises(NoTableError, match="has no table late"):
-        asked.select("late", ["offset"])
+    assert not asked.exists("erased")
+    with pytest.raises(NoTableError, match="has no table erased"):
+        asked.select("erased", ["offset"])
     with pytest.raises(NoTableError):
-        asked.summary("late", [], {"n": ("count", "*")})
+        asked.summary("erased", [], {"n": ("count", "*")})
     for ask in (
         asked.version,
         asked.history,
@@ -281,23 +282,38 @@ def test_a_question_about_what_is_not_there_is_refused(either_store: Store) -> N
         asked.row_bytes,
     ):
         with pytest.raises(NoTableError):
-            ask("late")
-    assert not (either_store.folder / "late").exists(), "asking creates nothing"
+            ask("erased")
+    assert not (either_store.folder / "erased").exists(), "asking creates nothing"
 
 
 def silver_row(key: str, status: str, time: int, batch: int = 0) -> Any:
     closed_at = time + 101 if status == "timed_out" else None
     closing = (time + 100, closed_at, "", None)
     parts = [(time, time * 1000, "{}")]
-    return (0, key, status, time, time, parts, [], None, None, batch, 0, *closing, 2)
+    return (
+        0,
+        key,
+        status,
+        time,
+        time,
+        parts,
+        [],
+        None,
+        None,
+        batch,
+        0,
+        *closing,
+        2,
+        *[None] * len(OUTCOMES),
+    )
 
 
 @pytest.fixture(scope="module")
 def past(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A catalog's lake: silver after a MERGE that left deletion vectors, and `late`, whose first
+    """A catalog's lake: silver after a MERGE that left deletion vectors, and `erased`, whose first
     version has lost its files."""
     for store in store_of("spark catalog", lambda: root_session, tmp_path_factory.mktemp("past")):
-        store.create("silver", "late")
+        store.create("silver", "erased")
         layout = store.lake.layout["silver"]
         store.add("silver", *[silver_row(f"k{n}", "open", n) for n in range(20)])
         new = layout.rows([silver_row("k3", "timed_out", 3, 1), silver_row("n", "open", 9, 1)])
@@ -310,11 +326,11 @@ def past(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
         assert list(Path(store.path("silver")).rglob("deletion_vector*.bin")), (
             "there is something to get wrong"
         )
-        store.add("late", LATE)
+        store.add("erased", ROW)
         write_deltalake(
-            store.path("late"), store.lake.layout["late"].rows([LATE, LATE]), mode="overwrite"
+            store.path("erased"), store.lake.layout["erased"].rows([ROW, ROW]), mode="overwrite"
         )
-        DeltaTable(store.path("late")).vacuum(0, dry_run=False, enforce_retention_duration=False)
+        DeltaTable(store.path("erased")).vacuum(0, dry_run=False, enforce_retention_duration=False)
         yield store
 
 
@@ -365,11 +381,11 @@ def test_a_version_that_cannot_be_read_is_told_in_one_sentence(asked: TableReade
     for version in (3, 99, -1):
         with pytest.raises(VersionGoneError, match=f"version {version} of silver cannot be read"):
             asked.select("silver", ["merge_key"], version=version)
-    assert asked.select("late", ["merge_key"]).num_rows == 2
-    with pytest.raises(VersionGoneError, match="version 1 of late cannot be read"):
-        asked.select("late", ["merge_key"], version=1)
+    assert asked.select("erased", ["offset"]).num_rows == 2
+    with pytest.raises(VersionGoneError, match="version 1 of erased cannot be read"):
+        asked.select("erased", ["offset"], version=1)
     with pytest.raises(VersionGoneError):
-        asked.summary("late", ["source"], {"last": ("max", "merge_key")}, version=1)
+        asked.summary("erased", ["source"], {"last": ("max", "offset")}, version=1)
     assert issubclass(VersionGoneError, WatersmeetError)
 
 
@@ -404,27 +420,27 @@ def test_every_question_sees_the_last_commit(either_store: Store) -> None:
 
 
 def test_each_thread_sees_the_last_commit(folder_store: Store) -> None:
-    folder_store.create("late")
+    folder_store.create("erased")
     seen: list[int] = []
     for _ in range(3):
-        thread = threading.Thread(target=lambda: seen.append(folder_store.reader.version("late")))
+        thread = threading.Thread(target=lambda: seen.append(folder_store.reader.version("erased")))
         thread.start()
         thread.join()
-        folder_store.add("late", LATE)
+        folder_store.add("erased", ROW)
     assert seen == [0, 1, 2]
-    assert folder_store.reader.version("late") == 3
+    assert folder_store.reader.version("erased") == 3
 
 
 def test_the_history_numbers_commits_rightly_while_others_write(folder_store: Store) -> None:
     store, asked = folder_store, DeltaRsReader(folder_store.lake)
-    store.create("late")
+    store.create("erased")
 
     def write() -> None:
         for number in range(1, 41):
             told = CommitProperties(custom_metadata={"userMetadata": str(number)})
             write_deltalake(
-                store.path("late"),
-                store.lake.layout["late"].rows([LATE]),
+                store.path("erased"),
+                store.lake.layout["erased"].rows([ROW]),
                 mode="append",
                 commit_properties=told,
             )
@@ -434,7 +450,7 @@ def test_the_history_numbers_commits_rightly_while_others_write(folder_store: St
         written = threads.submit(write)
         while not written.done():
             for limit in (1, 20, None):
-                for number, _, metadata, *_ in asked.history("late", limit):
+                for number, _, metadata, *_ in asked.history("erased", limit):
                     assert int(metadata or 0) == number
                     seen = max(seen, number)
         written.result()
@@ -443,18 +459,18 @@ def test_the_history_numbers_commits_rightly_while_others_write(folder_store: St
 
 def test_a_log_that_was_cleaned_up_is_read_on(either_store: Store) -> None:
     store = either_store
-    store.create("late")
-    store.add("late", LATE)
-    assert store.reader.version("late") == 1
+    store.create("erased")
+    store.add("erased", ROW)
+    assert store.reader.version("erased") == 1
     for n in range(5):
-        store.add("late", ("s", "t", 0, n, "k", 0, 0, b"", 0, 0))
-    DeltaTable(store.path("late")).create_checkpoint()
+        store.add("erased", ("s", "t", 0, n, 0))
+    DeltaTable(store.path("erased")).create_checkpoint()
     for number in range(6):
-        Path(store.path("late"), "_delta_log", f"{number:020d}.json").unlink()
-    assert store.reader.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [6]
-    assert [version.number for version in store.reader.history("late")] == [6]
+        Path(store.path("erased"), "_delta_log", f"{number:020d}.json").unlink()
+    assert store.reader.summary("erased", [], {"n": ("count", "*")})["n"].to_pylist() == [6]
+    assert [version.number for version in store.reader.history("erased")] == [6]
     with pytest.raises(VersionGoneError):
-        store.reader.select("late", ["offset"], version=2)
+        store.reader.select("erased", ["offset"], version=2)
 
 
 def explained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -565,21 +581,21 @@ def test_what_delta_rs_can_open_needs_no_spark(tmp_path: Path) -> None:
 
 
 def test_a_borrowed_table_is_the_other_lakes(folder_store: Store, tmp_path: Path) -> None:
-    folder_store.create("late")
-    borrower = Lake(settings_for(tmp_path / "other"), {"late": folder_store.lake})
+    folder_store.create("erased")
+    borrower = Lake(settings_for(tmp_path / "other"), {"erased": folder_store.lake})
     asked = DeltaRsReader(borrower)
-    assert asked.exists("late")
-    assert asked.columns("late").names == folder_store.lake.layout["late"].schema.names
+    assert asked.exists("erased")
+    assert asked.columns("erased").names == folder_store.lake.layout["erased"].schema.names
     assert not asked.exists("resets")
 
 
 def test_asking_without_spark_imports_no_spark(folder_store: Store) -> None:
-    folder_store.create("late")
+    folder_store.create("erased")
     code = (
         "import sys; from watersmeet.lake import by_delta_rs, commits, conflicts, decisions; "
         "from watersmeet.lake import files, identity, lease, maintenance, "
         "location, progress, table_reader, tables; from deltalake import DeltaTable; "
-        f"DeltaTable({folder_store.path('late')!r}); "
+        f"DeltaTable({folder_store.path('erased')!r}); "
         "print([m for m in ('pyspark', 'delta', 'confluent_kafka') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -593,7 +609,7 @@ def test_tables_are_named_once(folder_store: Store) -> None:
         if n.isupper() and n[0] != "_" and isinstance(v, str) and "." not in v
     }
     with_registry = {tables.WRITER_SCHEMAS}
-    with_corrections = {tables.CORRECTIONS}
-    assert (names - with_registry - with_corrections) | {"bronze_tracking", "bronze_orders"} == set(
-        folder_store.lake.layout
-    )
+    lake = folder_store.lake
+    stored = {*lake.layout} - {"bronze_tracking", "bronze_orders"}
+    assert names - with_registry == stored | {*lake.views}
+    assert not stored & {*lake.views}

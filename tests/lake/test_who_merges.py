@@ -3,7 +3,7 @@ JVM could not hold several of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -96,6 +96,21 @@ def test_few_rows_beside_many_that_would_be_rewritten_are_merged_by_spark(
         assert merged.pop() == ("Spark" if files > 1 else "delta-rs"), rows
 
 
+class NothingFollows:
+    """As `Following`."""
+
+    keys = None
+
+    def see(self, rows: pa.Table) -> None:
+        raise AssertionError(rows)
+
+    def rows(self) -> Iterator[pa.Table]:
+        yield from ()
+
+
+FOLLOWING = NothingFollows()
+
+
 class BySparkError(Exception):
     """Raised where Spark would do what is asked."""
 
@@ -150,7 +165,7 @@ def test_the_jvm_gets_no_row_that_is_too_large_for_it(
         merge(row, large=every),
         merge(small),
         compute([others, its]),
-        who("merge_in_chunks", every, max, [others], small.schema, COMMIT),
+        who("merge_in_chunks", every, max, [others], small.schema, COMMIT, FOLLOWING),
         who("compact", tables.SILVER, 10**9),
     ] == ["delta-rs" if excess else "Spark"] * 6
     assert compute([others]) == "Spark"
@@ -163,4 +178,4 @@ def test_what_delta_rs_cannot_rewrite_in_chunks_spark_does_however_large_it_is(
     monkeypatch.setattr(EmbeddedEngine, "merge_in_chunks", lambda *_, **__: False)
     every = SilverRows(["open"], 10**9)
     schema = gathered(engine, *EARLY).schema
-    assert who("merge_in_chunks", every, max, [], schema, COMMIT) == "Spark"
+    assert who("merge_in_chunks", every, max, [], schema, COMMIT, FOLLOWING) == "Spark"

@@ -22,12 +22,12 @@ from tests.support.cases import (
     rich_cases,
 )
 from tests.support.configurations import IDS
+from tests.support.inputs import tp_of
 from tests.support.lakes import (
     CaseLake,
     OpenSpark,
     engine_for,
     fill_bronze,
-    first_columns,
     quickly,
 )
 from tests.support.topics import (
@@ -39,10 +39,13 @@ from tests.support.topics import (
     produce,
 )
 from watersmeet.core.idle import IdleDecision
+from watersmeet.core.silver import in_silver
 from watersmeet.engine import Engine
 from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError, DataLossError, ForeignMessageError
 from watersmeet.lake import tables
+from watersmeet.lake.commits import bronze_application
+from watersmeet.lake.decisions import decision_rows
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import Run, create_missing
 from watersmeet.running.bronze_table import BronzeTable
@@ -121,10 +124,8 @@ def begun(new_settings: MakeSettings, open_spark: OpenSpark, kafka: str, kind: s
         *map(tables.bronze, SOURCES),
         tables.GENERATIONS,
         tables.RESETS,
-        tables.RECOVERED,
-        tables.IDLE_HEARTBEATS,
+        tables.SILVER,
     ]
-    wanted += [tables.SILVER, tables.PROGRESS]
     for name in wanted:
         engine.create(engine.lake.layout[name])
     return Begun(engine, settings)
@@ -319,11 +320,13 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
             topics[f"sources__{source}__topic"],
             [(p, v) for p, case in cases.items() for v in case.values[source]],
         )
-    idle = first_columns(
-        lake.engine.lake.layout[tables.IDLE_HEARTBEATS],
-        [("orders", f"{name}-orders", 0, 0, 2900, 0, 0)],
+    decided = [(tp_of(f"orders/{name}-orders", 0), IdleDecision(0, 2900))]
+    silver = lake.engine.lake.schema(tables.SILVER)
+    lake.owner().append(
+        tables.SILVER,
+        in_silver(decision_rows(decided, 0, 0, 0), "idle", silver),
+        bronze_application(),
     )
-    lake.owner().append(tables.IDLE_HEARTBEATS, idle)
     lake.arrive()
     lake.merge(lake.quick)
     lake.publish(lake.quick)
@@ -343,9 +346,9 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
     assert again.reader.select(
         tables.IDLE_HEARTBEATS, ["source", "partition", "after_offset", "event_time"]
     ).to_pylist() == [{"source": "orders", "partition": 0, "after_offset": 0, "event_time": 2900}]
-    version = again.reader.version(tables.RECOVERED)
+    version = again.reader.version(tables.SILVER)
     begin_first(again.owner(), again.settings, 4)
-    assert again.reader.version(tables.RECOVERED) == version, "decided once"
+    assert again.reader.version(tables.SILVER) == version, "decided once"
     for source in SOURCES:
         unread = {
             (p, offset): value

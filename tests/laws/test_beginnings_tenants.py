@@ -111,7 +111,7 @@ def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(
     generation = read_generations(lake.reader, lake.settings).newest
     columns = ["partition", "tenant", "merge_key", "event_time", "due", "closed_at"]
     found = lake.reader.select(
-        tables.RECOVERED, columns, [[("merge_key", "is not null", None)]]
+        tables.PASSED, columns, [[("merge_key", "is not null", None)]]
     ).to_pylist()
     assert sorted(tuple(row.values()) for row in found) == [
         (0, "a/b 100%", "k/1", 870, 900, 1000),
@@ -133,9 +133,9 @@ def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(
         s: NextOffsets(lake.reader, lake.settings, PARTITIONS).of(lake.input_of(s))[0]
         for s in SOURCES
     } == begins
-    version = lake.reader.version(tables.RECOVERED)
+    version = lake.reader.version(tables.SILVER)
     begin(lake)
-    assert lake.reader.version(tables.RECOVERED) == version, "decided once"
+    assert lake.reader.version(tables.SILVER) == version, "decided once"
 
 
 @in_folders
@@ -161,7 +161,7 @@ def test_messages_of_tenants_are_taken_up_with_tenants_alone(
         ConfigurationError, match=rf"made by other rules \({rules}\).*; begin with the former rules"
     ):
         begin(lake)
-    assert lake.reader.select(tables.RECOVERED, ["partition"]).num_rows == 0
+    assert lake.reader.select(tables.PASSED, ["partition"]).num_rows == 0
 
 
 @in_folders
@@ -193,5 +193,5 @@ def test_a_lost_lake_is_taken_up_by_the_rules_that_it_had_alone(
     lake = lost(new_lake, kafka, kind, messages, TENANTS)
     with pytest.raises(ConfigurationError, match=refused):
         begin(lake)
-    assert lake.reader.select(tables.RECOVERED, ["partition"]).num_rows == 0
+    assert lake.reader.select(tables.PASSED, ["partition"]).num_rows == 0
     assert not is_begun(lake.reader)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.laws.conftest import MakeLake
 from tests.laws.test_gold import extended
-from tests.support.cases import BAD_VALUES, expected_late, expected_quarantine, rich_cases
+from tests.support.cases import BAD_VALUES, Case, expected_late, expected_quarantine, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import KAFKA_TIME_US, CaseLake, headers_of, key_of
 from tests.support.topics import (
@@ -280,3 +280,23 @@ def test_a_topic_that_others_write_to_is_refused(river: River, kafka: str) -> No
         ForeignMessageError, match=r"has no watersmeet\.next_offsets header of this lake"
     ):
         list(river.box(tables.LATE).drain())
+
+
+def test_refused_records_of_each_source_are_sent_whichever_source_has_news(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
+    values: dict[str, list[bytes | None]] = {
+        "tracking": [*BAD_VALUES[:1]],
+        "orders": [*BAD_VALUES[:2]],
+    }
+    case = Case(values, 100, ["tracking", "orders", "orders"])
+    name = f"laws-letters-each-{kind}"
+    topics = {f"sources__{source}__topic": f"{name}-{source}" for source in values}
+    create_topics(kafka, *topics.values(), partitions=PARTITIONS)
+    topics["publish__quarantine_topic"] = f"{name}-quarantine"
+    river = River(kafka, new_lake({0: case}, bootstrap=kafka, name=name, **topics))
+    box = river.box(tables.QUARANTINE)
+    for share in (1 / 3, 2 / 3, 1):
+        river.lake.arrive(share)
+        assert sum(box.drain()) == 1
+        assert sum(box.drain()) == 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -23,6 +23,8 @@ from pyspark.sql import SparkSession
 from tests.laws.conftest import (
     CATALOG_AT_NIGHT,
     ON_BOTH_ENGINES,
+    QUICK,
+    SPARK_CATALOG,
     MakeLake,
     MakeSettings,
     in_catalogs_of_spark,
@@ -42,17 +44,18 @@ from tests.support.lakes import OpenSpark, engine_for, folder_of, rows_of_silver
 from watersmeet.core.merge import REPLACING
 from watersmeet.core.types import TIME
 from watersmeet.engine import Engine, Running, Selection, SilverRows, embedded
+from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.engine.tasks import by_sorted_key
-from watersmeet.errors import is_retriable, kind_of
+from watersmeet.errors import ConstraintError, is_retriable, kind_of
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.conflicts import suppress_conflict
 from watersmeet.lake.maintenance import FILE_BYTES
-from watersmeet.lake.table_reader import Where
+from watersmeet.lake.table_reader import Where, row_count
 from watersmeet.lake.tables import layout
-from watersmeet.run import create_missing
+from watersmeet.run import create_missing, create_views
 from watersmeet.running.owner import Owner
 
 APPLICATION = "test"
@@ -123,6 +126,13 @@ def gathered(engine: Engine, *rows: Changed) -> pa.Table:
     return found
 
 
+Form = Callable[..., Any]
+"""`gathered` or `changed`."""
+
+fresh_partitions = count(100)
+"""Partitions that laws take for themselves."""
+
+
 def changed_schema(engine: Engine) -> pa.Schema:
     """The columns of `changed`."""
     replacing = [pa.field(name, TIME) for name in REPLACING]
@@ -170,6 +180,29 @@ def test_tables_are_made_as_laid_out_and_a_second_time_left_as_they_are(engine: 
     assert tuple(silver.metadata().partition_columns) == wanted[tables.SILVER].partitioned_by
 
 
+@pytest.mark.parametrize("kind", [SPARK_CATALOG], indirect=True, scope="module")
+@pytest.mark.usefixtures("kind")
+def test_a_catalog_has_the_views_of_a_lake_as_the_reader_answers_them(
+    new_lake: MakeLake, spark: SparkSession
+) -> None:
+    corrections = {"topic": "merged-corrections", "within": "36500d"}
+    cases = cases_with_ids(rich_cases(4, 1656, wealth="late"))
+    lake = new_lake(cases, publish__corrections=corrections, **IDS)
+    lake.arrive()
+    lake.merge(lake.quick)
+    create_views(lake.engine)
+    for name, view in lake.engine.lake.views.items():
+        rows = spark.sql(f"SELECT * FROM {lake.engine.lake.own_address(name)}")
+        assert rows.columns == view.schema.names
+        assert rows.count() == row_count(lake.reader, name), name
+        compared = [each for each in ("partition", "offset", "batch") if each in rows.columns]
+        found = sorted(map(tuple, rows.select(*compared).collect()))
+        answered = lake.reader.select(name, compared).to_pylist()
+        assert found == sorted(tuple(row.values()) for row in answered)
+    assert row_count(lake.reader, tables.CORRECTIONS) > 0
+    assert row_count(lake.reader, tables.QUARANTINE) > 0
+
+
 # -- appending
 
 
@@ -204,43 +237,98 @@ def test_a_commit_is_appended_once_whoever_repeats_it(engine: Engine) -> None:
     assert seqs(engine, 1) == [1, 2, 9]
 
 
-def late(engine: Engine, *offsets: int) -> pa.Table:
-    layout = engine.lake.layout[tables.LATE]
-    return layout.rows([("s", "t", 9, n, "k", 0, 0, b"v", 0, 0, "", n, None) for n in offsets])
+@dataclass
+class Counting:
+    """Follows from the late rows, and the finished ones of their keys: a correction for each of
+    these; and from nothing, a row of the batch."""
+
+    engine: Engine
+    partition: int
+    follows: bool = True
+    pieces: int = 1
+    seen: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def keys(self) -> Collection[str] | None:
+        if not self.follows:
+            return None
+        return {key for status, key in self.seen if status == "late"} | {"earlier"}
+
+    def see(self, rows: pa.Table) -> None:
+        places = zip(rows["status"].to_pylist(), rows["merge_key"].to_pylist(), strict=True)
+        found = sorted(place for place in places if place[0] in ("late", "timed_out"))
+        self.seen += [place for place in found if place[0] == "late"]
+        keys = self.keys or ()
+        self.seen += [place for place in found if place[0] != "late" and place[1] in keys]
+
+    def rows(self) -> Iterator[pa.Table]:
+        yield gathered(self.engine, (self.partition, "", "batch", 0, None))
+        closed = [key for status, key in self.seen if status == "timed_out"]
+        for n in range(self.pieces):
+            made = [(self.partition, key, "correction", n, None) for key in sorted(closed)]
+            if made:
+                yield gathered(self.engine, *made)
 
 
-def late_offsets(engine: Engine) -> list[int]:
-    rows = engine.reader.select(tables.LATE, ["offset"], [[("partition", "=", 9)]])
-    return sorted(rows["offset"].to_pylist())
+WRITES = ("append", "merge")
+"""The ways in which rows are written with what follows from them."""
 
 
 @pytest.mark.promise("C24")
-def test_rows_prepared_in_pieces_are_appended_once_in_one_commit(engine: Engine) -> None:
-    """What is not appended after all leaves no file."""
-    version = engine.reader.version(tables.LATE)
-    with engine.prepared(tables.LATE, iter([])) as rows:
-        assert rows is None
-    for number in (1, 2, 2):
-        pieces = [late(engine, 2 * number), late(engine, 2 * number + 1)]
-        with engine.prepared(tables.LATE, iter(pieces)) as rows:
-            engine.append(tables.LATE, rows, Commit("prepared", 1, number))
-    assert late_offsets(engine) == [2, 3, 4, 5]
-    assert engine.reader.version(tables.LATE) == version + 2
-    some = engine.reader.select(tables.LATE, ["value", "u"], [[("u", "=", 4)]]).to_pylist()
-    assert some == [{"value": b"v", "u": 4}]
-    files = engine.reader.file_count(tables.LATE)
-    written = files_of_late(engine)
-    assert len(written) >= files
-    with suppress(ZeroDivisionError), engine.prepared(tables.LATE, iter([late(engine, 6)])):
-        assert engine.reader.file_count(tables.LATE) == files
-        raise ZeroDivisionError
-    assert files_of_late(engine) == written
-    assert late_offsets(engine) == [2, 3, 4, 5]
+@in_catalogs_of_spark
+@pytest.mark.parametrize("form", [gathered, changed], ids=["here", "the engine's own"])
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("size", [embedded._MERGED_BYTES, 0], ids=["few", "many"])
+def test_what_follows_from_rows_is_written_with_them_in_one_commit_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, form: Form, write: str, size: int
+) -> None:
+    monkeypatch.setattr(embedded, "_MERGED_BYTES", size)
+    p = next(fresh_partitions)
+    application = f"follows {p}"
+    opened = [(p, "a", "open", 10, None), (p, "b", "open", 20, None)]
+    engine.append(tables.SILVER, gathered(engine, *opened), Commit(application, 1, 1))
+    replaced = [10, 20] if write == "merge" else [None, None]
+    rows = [(p, "a", "timed_out", 10, replaced[0]), (p, "b", "timed_out", 20, replaced[1])]
+    rows += [(p, "a", "late", 1, None), (p, "earlier", "timed_out", 4, None)]
+    version = engine.reader.version(tables.SILVER)
+    for _ in range(2):
+        following = Counting(engine, p, pieces=3)
+        add = engine.append if write == "append" else engine.merge
+        made = form(engine, *rows)
+        add(tables.SILVER, made, Commit(application, 1, 2), following=following)
+    assert engine.reader.version(tables.SILVER) == version + 1
+    expected = [row[1:4] for row in rows] + [("", "batch", 0)]
+    expected += [(key, "correction", n) for key in ("a", "earlier") for n in range(3)]
+    expected += [row[1:4] for row in opened] if write == "append" else []
+    assert silver(engine, p) == sorted(expected)
+    alone = Counting(engine, p, follows=False)
+    engine.append(tables.SILVER, form(engine), Commit(application, 1, 3), following=alone)
+    assert silver(engine, p) == sorted([*expected, ("", "batch", 0)])
 
 
-def files_of_late(engine: Engine) -> set[str]:
-    folder = Path(unquote(folder_of(engine.lake.settings)), tables.LATE)
-    return {file.name for file in folder.glob("*.parquet")}
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.usefixtures("kind")
+def test_what_follows_goes_on_where_files_must_not_be_written_or_rewritten(
+    new_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, open_spark: OpenSpark, write: str
+) -> None:
+    """Others have added a constraint, and follow the changes: delta-rs itself writes all rows."""
+    engine = engine_for(open_spark, new_settings(silver={"change_data_feed": True}))
+    create_missing(engine)
+    silver_table = DeltaTable(f"{folder_of(engine.lake.settings)}/{tables.SILVER}")
+    silver_table.alter.add_constraint({"known": "status != 'odd'"})
+    assert isinstance(engine, EmbeddedEngine)
+    assert not engine.takes_files(tables.SILVER)
+    monkeypatch.setattr(embedded, "_MERGED_BYTES", 0)
+    rows = gathered(engine, (0, "earlier", "timed_out", 4, None))
+    add = engine.append if write == "append" else engine.merge
+    following = Counting(engine, 0, pieces=3)
+    add(tables.SILVER, rows, Commit("follows", 1, 1), following=following)
+    expected = [("earlier", "correction", n) for n in range(3)]
+    assert silver(engine, 0) == [("", "batch", 0), *expected, ("earlier", "timed_out", 4)]
+    odd = gathered(engine, (0, "b", "odd", 4, None))
+    with pytest.raises(ConstraintError):
+        add(tables.SILVER, odd, Commit("follows", 1, 2), following=Counting(engine, 0))
 
 
 def test_of_many_who_append_the_same_commit_one_does(engine: Engine) -> None:
@@ -354,15 +442,17 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
             [engine.collect(news)],
             schema,
             Commit("pieces", 1, 2),
+            Counting(engine, 13, pieces=2),
         )
     expected = [
+        ("", "batch", 0),
         ("done", "timed_out", 5),
         *((f"k{n}", "timed_out", 10 + n) for n in range(4)),
         ("new", "open", 50),
     ]
     assert silver(engine, 13) == expected
     assert silver(engine, 14) == [("k0", "open", 10)]
-    where = [[("partition", "=", 13), ("merge_key", "!=", "done")]]
+    where = [[("partition", "=", 13), ("merge_key", "not in", ["done", ""])]]
     chunks = {
         row["batch"] for row in engine.reader.select(tables.SILVER, ["batch"], where).to_pylist()
     }
@@ -825,10 +915,7 @@ def test_what_batches_append_to_a_folder_delta_rs_commits(
         for commit in DeltaTable(f"{folder_of(lake.settings)}/{name}").history()
         if "userMetadata" in commit
     }
-    appended = {
-        *map(tables.bronze, SOURCES),
-        *(tables.QUARANTINE, tables.SILVER, tables.LATE, tables.DUPLICATES, tables.CORRECTIONS),
-    }
+    appended = {*map(tables.bronze, SOURCES), tables.SILVER}
     assert appended <= {name for name, *_ in commits}
     by_spark = {commit for commit in commits if commit[2] != "delta-rs"}
     assert {commit[:2] for commit in by_spark} <= (

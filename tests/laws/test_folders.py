@@ -55,7 +55,7 @@ def works_in(lake: CaseLake) -> None:
         n for n in range(9) if lake.reader.select(tables.SILVER, ["merge_key"], version=n).num_rows
     )
     assert first < lake.reader.version(tables.SILVER)
-    maintain(lake.engine, [tables.SILVER, tables.PROGRESS])
+    maintain(lake.engine, [tables.SILVER])
     assert lake.silver() == expected_silver(lake.cases)
 
 

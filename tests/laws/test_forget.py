@@ -35,12 +35,8 @@ from watersmeet.running.bronze_table import BronzeTable
 
 KEY = "a"
 SHARE = 0.7
-CRASHES = [
-    ("update", table)
-    for table in (tables.bronze("tracking"), tables.bronze("orders"), tables.QUARANTINE)
-]
+CRASHES = [("update", tables.bronze(source)) for source in SOURCES]
 CRASHES += [("append", tables.FORGOTTEN), ("merge", tables.SILVER)]
-CRASHES += [("delete", name) for name in (tables.CORRECTIONS, tables.DUPLICATES, tables.LATE)]
 
 
 def without_key(case: Case) -> Case:
@@ -75,7 +71,7 @@ def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(
     for name in with_keys:
         assert KEY in lake.reader.select(name, ["merge_key"])["merge_key"].to_pylist()
     quarantined = len(lake.quarantined())
-    for crash in CRASHES if kind == QUICK else CRASHES[3:4]:
+    for crash in CRASHES if kind == QUICK else CRASHES[-1:]:
         with pytest.raises(CrashError):
             erase(lake, crash)
     erase(lake)
@@ -133,26 +129,54 @@ def test_a_record_that_was_refused_under_an_earlier_key_path_is_found(
 
 @pytest.mark.promise("N9")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_a_refused_record_whose_note_keep_has_deleted_is_found_and_leaves_bronze(
+def test_a_refused_record_is_found_and_leaves_its_place_and_reason(
     new_lake: MakeLake, kind: str
 ) -> None:
     refused = b'{"k":"a","card":"4111"}'
     values: dict[str, list[bytes | None]] = {"tracking": [refused, keyed("b", 5)], "orders": []}
     lake = new_lake({0: Case(values, 100, ["tracking"] * 2)})
     lake.arrive()
-    commit = replace(lake.owner().next_commit(tables.QUARANTINE), application="test")
-    lake.engine.delete(tables.QUARANTINE, [[("partition", "=", 0)]], commit)
     found = Forgetting(lake.reader, lake.settings, KEY)
     assert found.is_there
     assert found.partitions == {0}
     erase(lake)
-    rows = lake.reader.select(
-        tables.bronze("tracking"), ["offset", "key", "value", "reason", "detail"]
-    ).sort_by("offset")
-    assert tuple(rows.to_pylist()[0].values()) == (0, None, None, "no_event_time", "forgotten")
+    rows = lake.reader.select(tables.QUARANTINE, ["offset", "key", "value", "reason", "detail"])
+    [row] = rows.to_pylist()
+    assert tuple(row.values()) == (0, None, None, "no_event_time", "forgotten")
     assert not Forgetting(lake.reader, lake.settings, KEY).is_there
     places = lake.reader.select(tables.ERASED, ["source", "partition", "offset"]).to_pylist()
     assert places == [{"source": "tracking", "partition": 0, "offset": 0}]
+
+
+@pytest.mark.promise("N9")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.usefixtures("kind")
+def test_every_row_of_silver_goes_in_one_commit_and_messages_of_a_lost_lake_stay(
+    new_lake: MakeLake,
+) -> None:
+    lake = new_lake({0: Case({source: [] for source in SOURCES}, 100)})
+    schema = lake.engine.lake.schema(tables.SILVER)
+    row = {"partition": 0, "tenant": "", "event_time": 5, "source": "orders", "topic": "orders"}
+    offsets = {"offset": 7, "from_offset": None, "until_offset": None}
+    statuses = ["open", "timed_out", "waiting", "late", "duplicate", "passed", "correction", "out"]
+    rows = [
+        {**row, **offsets, "merge_key": key, "status": status, "event_time": time}
+        for status in statuses
+        for key in (KEY, "b")
+        for time in (5, 6)
+    ]
+    layout = lake.engine.lake.layout
+    lake.engine.append(tables.SILVER, layout[tables.SILVER].rows_of(rows))
+    version = lake.reader.version(tables.SILVER)
+    erase(lake)
+    assert lake.reader.version(tables.SILVER) == version + 1
+    assert lake.reader.columns(tables.SILVER).names == schema.names
+    left = lake.reader.select(tables.SILVER, ["merge_key", "status"]).to_pylist()
+    of_key = [row["status"] for row in left if row["merge_key"] == KEY]
+    assert of_key == ["out", "out"]
+    assert len(left) - len(of_key) == 2 * len(statuses)
+    places = lake.reader.select(tables.FORGOTTEN, ["partition", "event_time"]).to_pylist()
+    assert [tuple(place.values()) for place in places] == [(0, 5), (0, 6)]
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")

@@ -14,12 +14,16 @@ import pytest
 from tests.laws.conftest import MakeLake
 from tests.support.cases import Case
 from tests.support.crashes import CrashError, dying_at
+from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake
 from tests.support.topics import consume, delete_topic
+from watersmeet.core.plan import BatchPlan, OffsetRange
 from watersmeet.core.sequence import MERGED
+from watersmeet.core.silver import in_silver
 from watersmeet.gold import Gold
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.progress import batch_rows, facts_of
 from watersmeet.lake.published import last_tails
 
 PARTITIONS = 2
@@ -199,30 +203,16 @@ def test_only_where_the_lag_has_changed_messages_tell_of_it(river: River, kind: 
         update={"merge": lake.settings.merge.model_copy(update={"tenant_max_lag_ms": 1000})}
     )
     begin_epoch(lake.reader, lake.quick.append, changed, 4, 1)
-    progress = [
-        (
-            batch,
-            source,
-            source,
-            p,
-            0,
-            0,
-            9000,
-            9000,
-            batch,
-            9000,
-            None,
-            batch,
-            None if batch < 4 else 1,
-            0,
-        )
-        for batch in (3, 4)
-        for source in lake.settings.sources
-        for p in range(PARTITIONS)
-    ]
-    lake.owner(lake.quick).append(
-        tables.PROGRESS, lake.quick.lake.layout[tables.PROGRESS].rows(progress)
-    )
+    at_9000 = OffsetRange(0, 0, None, 9000, 9000)
+    ranges = {
+        tp_of(source, p): at_9000 for source in lake.settings.sources for p in range(PARTITIONS)
+    }
+    silver = lake.quick.lake.schema(tables.SILVER)
+    for batch in (3, 4):
+        clocks = dict.fromkeys(range(PARTITIONS), 9000)
+        plan = BatchPlan(batch, ranges, clocks, epoch=int(batch == 4))
+        rows = in_silver(batch_rows(plan, batch), "batch", silver)
+        lake.owner(lake.quick).append(tables.SILVER, rows, facts=facts_of(plan))
     river.write([Row(0, 5000, "é", 4900, "k", 4800)], 4)
     list(Gold(lake.owner(), changed, PARTITIONS).drain())
     last = [headers_of(m) for m in river.messages() if m.partition() == 0][-1]

@@ -96,7 +96,7 @@ def test_silences_give_what_the_model_gives_with_the_same_decisions(new_lake: Ma
     assert decisions_of(lake.reader) == {}, "bronze is behind Kafka: the source is not silent"
 
     silence.is_behind = False
-    dying = lake.start(silence, dying_at(lake.engine, "append", tables.IDLE_HEARTBEATS))
+    dying = lake.start(silence, dying_at(lake.engine, "merge", tables.SILVER))
     with pytest.raises(CrashError):
         list(dying.drain())
     plans = list(lake.start(silence).drain())
@@ -114,7 +114,7 @@ def test_silences_give_what_the_model_gives_with_the_same_decisions(new_lake: Ma
 
     more(lake, SILENT, keyed("b", 420), keyed("c", 390))
     lake.arrive()
-    dying = lake.start(engine=dying_at(lake.engine, "append", tables.LATE))
+    dying = lake.start(engine=dying_at(lake.engine, "merge", tables.SILVER))
     with pytest.raises(CrashError):
         list(dying.drain())
     lake.merge()

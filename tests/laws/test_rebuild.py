@@ -37,10 +37,12 @@ from tests.support.lakes import (
 from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.plan import BatchPlan
+from watersmeet.core.silver import in_silver
 from watersmeet.core.window import Window
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.commits import bronze_application
 from watersmeet.lake.decisions import decision_rows
 from watersmeet.lake.identity import check_layout
 from watersmeet.lake.location import Lake
@@ -80,7 +82,9 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
     decided = [
         (tp_of("orders", IDLE), IdleDecision(at.next_offset - 1, time)) for time in (200, 400)
     ]
-    lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, 10**13, 1))
+    rows = decision_rows(decided, 10**13, lake.start().recover().state.next_batch, 1)
+    of_silver = in_silver(rows, "idle", lake.engine.lake.schema(tables.SILVER))
+    lake.owner().append(tables.SILVER, of_silver, bronze_application())
     lake.arrive(0.9)
     lake.merge(lake.quick)
     silver, late, duplicates = lake.silver(1), lake.late(1), lake.duplicates(1)
@@ -122,7 +126,7 @@ def break_and_compare(spark: SparkSession, lake: CaseLake, broken: Path) -> list
     """What the comparison with a rebuild says once a row of it is changed by hand."""
     row = (
         reader_of(lake, broken)
-        .select(tables.SILVER, ["partition", "merge_key", "event_time"])
+        .select(tables.MERGED, ["partition", "merge_key", "event_time"])
         .to_pylist()[0]
     )
     is_it = (

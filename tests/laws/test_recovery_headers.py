@@ -14,10 +14,12 @@ from tests.support.lakes import CaseLake
 from tests.support.topics import consume, create_topics
 from watersmeet.core import recovery
 from watersmeet.core.idle import IdleDecision
+from watersmeet.core.silver import in_silver
 from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.commits import bronze_application
 from watersmeet.lake.decisions import decision_rows, read_decisions
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.location import Lake
@@ -79,7 +81,12 @@ def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_
         lake.merge()
         decision = IdleDecision(0, 1000, tuple(sorted(tenants.items())))
         decided = [(tp_of(f"orders/{topics['sources__orders__topic']}", 0), decision)]
-        lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, 1, 0))
+        idle = decision_rows(decided, 1, 0, 0)
+        lake.owner().append(
+            tables.SILVER,
+            in_silver(idle, "idle", lake.engine.lake.schema(tables.SILVER)),
+            bronze_application(),
+        )
         lake.merge()
         assert lake.publish(), "it goes on"
         largest = max(

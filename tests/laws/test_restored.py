@@ -70,9 +70,7 @@ def test_silver_that_was_restored_is_refused_until_it_is_taken_forward_again(
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-@pytest.mark.parametrize(
-    "table", [tables.bronze("orders"), tables.LATE, tables.QUARANTINE, tables.PROGRESS]
-)
+@pytest.mark.parametrize("table", [tables.bronze("orders")])
 def test_so_is_every_table_that_a_layer_writes(
     new_lake: MakeLake, open_spark: OpenSpark, kind: str, table: str
 ) -> None:
@@ -106,11 +104,7 @@ def test_a_restore_that_undoes_nothing_of_a_layer_is_none(
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize(
     "table",
-    [
-        *[tables.bronze("orders"), tables.SILVER, tables.LATE, tables.QUARANTINE],
-        *[tables.IDLE_HEARTBEATS, tables.RECOVERED, tables.GENERATIONS, tables.EPOCHS],
-        *[tables.PROGRESS, tables.PUBLISHED],
-    ],
+    [tables.bronze("orders"), tables.SILVER, tables.GENERATIONS, tables.EPOCHS, tables.PUBLISHED],
 )
 def test_a_table_that_is_gone_is_refused_once_the_lake_has_rows(
     new_lake: MakeLake, table: str

@@ -28,15 +28,16 @@ from tests.support.configurations import IDS
 from tests.support.corrections import late_duplicates_of
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import tp_of
-from tests.support.lakes import CaseLake, as_published
+from tests.support.lakes import CaseLake, as_published, counted, records_of
 from watersmeet.audit.evidence import read_evidence
 from watersmeet.audit.problems import Findings
 from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from watersmeet.audit.verify import check_partition
 from watersmeet.audit.verify_evidence import read_partitions
-from watersmeet.audit.verify_tables import check_places, check_versions
+from watersmeet.audit.verify_tables import check_places
 from watersmeet.audit.verify_validity import Validator
 from watersmeet.core.sequence import MERGED
+from watersmeet.core.types import TIME
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.epochs import begin_epoch
@@ -44,8 +45,10 @@ from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import last_tails
 from watersmeet.lake.retention_bounds import batch_ends, read_retention_bounds
-from watersmeet.lake.table_reader import Where
+from watersmeet.lake.table_reader import Where, row_count
 from watersmeet.operations.retention import expire
+from watersmeet.running.bronze_table import BronzeTable
+from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.settings import WindowSettings
 
 pytestmark = pytest.mark.promise("C10")
@@ -84,13 +87,7 @@ def note_published(lake: CaseLake) -> None:
 
 
 def every_table(lake: CaseLake) -> list[str]:
-    return [
-        *map(tables.bronze, lake.settings.sources),
-        tables.SILVER,
-        tables.LATE,
-        tables.DUPLICATES,
-        tables.QUARANTINE,
-    ]
+    return [*map(tables.bronze, lake.settings.sources), tables.SILVER]
 
 
 def let_go(lake: CaseLake, engine: Any = None) -> None:
@@ -107,14 +104,12 @@ def broken(lake: CaseLake) -> list[str]:
         "forgotten keys",
         "outcomes",
         "rows of silver",
-        "clock",
+        "batches",
         "the merge model",
         "corrections",
-        "versions of silver",
     )
     findings = {name: Findings(name) for name in names}
     check_places(evidence, findings["places"])
-    check_versions(evidence, findings["versions of silver"])
     for partition in read_partitions(evidence, judge.evaluated):
         check_partition(partition, judge, findings)
     return [
@@ -125,10 +120,8 @@ def broken(lake: CaseLake) -> list[str]:
 
 
 def counts(lake: CaseLake) -> dict[str, int]:
-    return {
-        name: lake.reader.summary(name, [], {"n": ("count", "*")})["n"][0].as_py()
-        for name in every_table(lake)
-    }
+    views = (tables.MERGED, tables.LATE, tables.DUPLICATES, tables.PROGRESS, tables.QUARANTINE)
+    return {name: row_count(lake.reader, name) for name in (*every_table(lake), *views)}
 
 
 def left_of(lake: CaseLake, keep_ms: int) -> list[tuple[Any, ...]]:
@@ -255,7 +248,9 @@ def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(
         )
         for table in every_table(lake):
             expire(lake.owner(), lake.settings, table, only_if_worthwhile=True)
-        for name, rows in counts(lake).items():
+        after = counts(lake)
+        for name in every_table(lake):
+            rows = after[name]
             if rows < before[name]:
                 deletions += 1
                 assert 8 * (before[name] - rows) >= before[name]
@@ -265,7 +260,8 @@ def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(
     assert 8 <= deletions < 2 * steps, "of five times as many occasions"
     spared = counts(lake)
     let_go(lake)
-    assert all(8 * (spared[name] - rows) < spared[name] for name, rows in counts(lake).items()), (
+    left = counts(lake)
+    assert all(8 * (spared[name] - left[name]) < spared[name] for name in every_table(lake)), (
         "little was left to delete"
     )
     assert lake.silver() == left_of(lake, 1600)
@@ -280,20 +276,68 @@ def test_nothing_open_or_unpublished_goes_nor_what_silver_has_not_merged(
     before = counts(lake)
     let_go(lake)
     after = counts(lake)
-    # Silver's own rows tell what has joined them.
-    noted = {tables.LATE, tables.DUPLICATES}
-    assert {name for name in before if after[name] < before[name]} <= noted, (
+    # Merge records tell what has joined them.
+    told = {tables.LATE, tables.DUPLICATES, tables.SILVER}
+    assert {name for name in before if after[name] < before[name]} <= told, (
         "gold has published nothing"
     )
     lake.arrive()
     note_published(lake)
     let_go(lake)
-    assert counts(lake)[tables.SILVER] < before[tables.SILVER]
+    assert counts(lake)[tables.MERGED] < before[tables.MERGED]
     lake.merge(lake.quick)
     assert broken(lake) == []
     assert {row for row in lake.silver() if row[2] == "open"} == {
         r for r in expected_silver(lake.cases) if r[2] == "open"
     }
+
+
+@in_folders
+def test_what_ends_in_silver_ends_in_one_commit_and_batches_stay(lake: CaseLake, kind: str) -> None:
+    lake.arrive()
+    lake.merge(lake.quick)
+    note_published(lake)
+    before, version = counts(lake), lake.reader.version(tables.SILVER)
+    expire(lake.owner(), lake.settings, tables.SILVER)
+    after = counts(lake)
+    gone = {name for name in before if after[name] < before[name]}
+    assert gone == {tables.SILVER, tables.MERGED, tables.LATE, tables.DUPLICATES}
+    assert lake.reader.version(tables.SILVER) == version + 1
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.usefixtures("kind")
+def test_refused_records_end_by_kafkas_time_alone_once_silver_is_beyond_them(
+    new_lake: MakeLake,
+) -> None:
+    refused = BAD_VALUES[0]
+    values = [keyed("a", 0), refused, keyed("a", 1), refused, heartbeat(2000)]
+    ahead = [*values, keyed("b", 9000), refused]
+    lake = new_lake(
+        {0: Case({"tracking": ahead, "orders": values}, TIMEOUT_MS)},
+        keep={"bronze": "500ms", "quarantine": "1s"},
+    )
+    for source, sent in lake.cases[0].values.items():
+        tp = tp_of(source, 0)
+        by_place = {(0, n): value for n, value in enumerate(sent)}
+        rows = records_of(lake.settings, tp.input, by_place)
+        at = [0, 999, 1001, 1001, 2000, 9000, 0][: len(sent)]
+        times = pa.array([time * 1000 for time in at], pa.int64()).cast(TIME)
+        number = rows.column_names.index("kafka_timestamp")
+        rows = rows.set_column(number, "kafka_timestamp", times)
+        BronzeTable(lake.owner(), lake.settings, tp.input).append(rows, counted(rows))
+    lake.merge()
+    note_published(lake)
+    last = last_batch(lake.reader)
+    assert last is not None
+    assert last.clocks == {0: 2000}
+    inputs = lake.settings.inputs
+    unread = [NextOffsets(lake.reader, lake.settings, 1).of(each) for each in inputs]
+    let_go(lake)
+    for source, left in (("tracking", [3, 6]), ("orders", [3])):
+        found = lake.reader.select(tables.QUARANTINE, ["offset"], [[("source", "=", source)]])
+        assert sorted(found["offset"].to_pylist()) == left
+    assert [NextOffsets(lake.reader, lake.settings, 1).of(each) for each in inputs] == unread
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
@@ -365,9 +409,9 @@ def test_what_was_let_go_comes_back_by_no_jump_whatever_the_rules_are_then(
     )
     merge = lake.settings.merge.model_copy(update={"timeout_ms": None, **rules})
     lake.settings = lake.settings.model_copy(update={"merge": merge})
-    last = last_batch(lake.reader, lake.settings)
+    last = last_batch(lake.reader)
     assert last is not None
-    begin_epoch(lake.reader, lake.quick.append, lake.settings, last[0].batch + 1, 0)
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, last.batch + 1, 0)
     lake.arrive()
     lake.merge()
     anew = parts_of(lake, [[("generation", "=", 1)]])
@@ -378,7 +422,7 @@ def test_what_was_let_go_comes_back_by_no_jump_whatever_the_rules_are_then(
 
 def parts_of(lake: CaseLake, where: Where) -> set[tuple[str, int, int]]:
     """The coordinates of the parts of rows of silver."""
-    rows = lake.reader.select(tables.SILVER, ["partition", *SOURCES], where).to_pylist()
+    rows = lake.reader.select(tables.MERGED, ["partition", *SOURCES], where).to_pylist()
     return {
         (source, row["partition"], part["offset"])
         for row in rows
@@ -474,11 +518,11 @@ def changing(lake: CaseLake, kind: str, count: int) -> None:
     for number, (step, timeout_ms) in enumerate(
         zip(steps(lake, kind, count), cycle([100, 30, 250]), strict=False)
     ):
-        last = last_batch(lake.reader, lake.settings)
+        last = last_batch(lake.reader)
         merge = lake.settings.merge.model_copy(update={"timeout_ms": timeout_ms})
         if step > 1:
             lake.settings = lake.settings.model_copy(update={"merge": merge})
-        from_batch = 0 if number == 0 or last is None else last[0].batch + 1
+        from_batch = 0 if number == 0 or last is None else last.batch + 1
         begin_epoch(lake.reader, lake.quick.append, lake.settings, from_batch, 0)
         let_go(lake)
         assert broken(lake) == []

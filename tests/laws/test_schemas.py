@@ -59,7 +59,7 @@ def test_any_name_and_maps_reach_silver_and_the_message(new_lake: MakeLake, tmp_
     for share in (0.3, 1.0):  # a row that is there already, and one that takes its place
         lake.arrive(share, lake.engine)
         lake.merge()
-    rows = lake.reader.select(tables.SILVER, ["merge_key", "tracking"])
+    rows = lake.reader.select(tables.MERGED, ["merge_key", "tracking"])
     [(key, parts)] = as_tuples(rows)
     assert key == "a"
     kept = [value for _, _, value in parts]  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ def test_any_name_and_maps_reach_silver_and_the_message(new_lake: MakeLake, tmp_
         for t in (10, 20)
     ]
     columns = ["merge_key", "event_time", "last_event_time", "tenant", "tracking"]
-    found = lake.engine.collect(lake.engine.read(tables.SILVER, columns))
+    found = lake.engine.collect(lake.engine.read(tables.MERGED, columns))
     [message] = message_values(found, ["tracking"]).to_pylist()
     assert orjson.loads(message)["tracking"] == [
         {**value, "map": dict(value["map"])} for value in kept

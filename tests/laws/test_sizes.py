@@ -148,7 +148,7 @@ def test_a_merge_record_says_how_many_bytes_its_records_have(new_lake: MakeLake,
     for share in (0.3, 0.6, 1.0):
         lake.arrive(share)
         lake.merge()
-    rows = lake.reader.select(tables.SILVER, ["record_bytes", *SOURCES]).to_pylist()
+    rows = lake.reader.select(tables.MERGED, ["record_bytes", *SOURCES]).to_pylist()
     assert len(rows) > 20
     for row in rows:
         assert row["record_bytes"] == sum(

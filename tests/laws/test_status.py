@@ -35,7 +35,7 @@ def shown(lake: CaseLake) -> list[dict[str, Any]]:
     """What `status` says, once it is seen that it adds up and agrees with silver and the sink."""
     partitions: list[dict[str, Any]] = status(lake.reader, lake.settings, 0.5)["partitions"]
     columns = ["partition", "merge_key", "event_time", "tenant", "status", "valid"]
-    rows = lake.reader.select(tables.SILVER, [*columns, "invalid_reason"]).to_pylist()
+    rows = lake.reader.select(tables.MERGED, [*columns, "invalid_reason"]).to_pylist()
     finished = [row for row in rows if row["status"] == "timed_out"]
     messages = Counter((m.partition, m.key.decode(), m.timestamp) for m in lake.messages())
     for at in partitions:

@@ -19,11 +19,9 @@ from tests.support.cases import (
     rich_cases,
 )
 from tests.support.configurations import IDS
-from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import input_of, tp_of
-from tests.support.lakes import CaseLake, fill_bronze
+from tests.support.lakes import CaseLake
 from watersmeet.lake import tables
-from watersmeet.running.bronze_table import BronzeTable
 
 PARTITIONS = 20
 TOPICS = {"sources__tracking__topic": [name.partition("/")[2] for name in INPUTS if "/" in name]}
@@ -84,20 +82,3 @@ def test_every_topic_has_offsets_heads_and_progress_of_its_own(lake: CaseLake) -
     }
     clocks = {p: case.merged(INPUTS).clock for p, case in cases().items()}
     assert lake.plans[-1].clocks == {p: clock for p, clock in clocks.items() if clock is not None}
-
-
-def test_a_start_completes_what_a_crash_has_left_of_each_topic(new_lake: MakeLake) -> None:
-    lake = new_lake(rich_cases(4, 32_000, INPUTS), **TOPICS)
-    for name in INPUTS:
-        dying = dying_at(lake.quick, "append", tables.QUARANTINE)
-        with pytest.raises(CrashError):
-            fill_bronze(
-                BronzeTable(lake.owner(dying), lake.settings, input_of(name)), {(1, 7): b"{"}
-            )
-    assert lake.quarantined() == []
-    for _ in range(2):
-        for name in INPUTS:
-            BronzeTable(lake.owner(lake.quick), lake.settings, input_of(name)).complete()
-        assert lake.quarantined() == sorted((1, name, 7, b"{") for name in INPUTS), (
-            "each once, for its own topic"
-        )

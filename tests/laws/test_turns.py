@@ -40,10 +40,9 @@ def test_engines_take_turns_batch_by_batch_and_crash_by_crash(
         lake.engine = turns[turn % 2]
         lake.token += 1
         lake.arrive(share, lake.engine)
+        dying = dying_at(lake.engine, "merge", tables.SILVER, after=bool(turn % 2), times=1)
         with pytest.raises(CrashError):
-            list(
-                lake.start(engine=dying_at(lake.engine, "append", tables.PROGRESS, times=1)).drain()
-            )
+            list(lake.start(engine=dying).drain())
         lake.engine = turns[(turn + 1) % 2]
         lake.token += 1
         lake.merge()

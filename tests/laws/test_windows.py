@@ -48,7 +48,7 @@ def test_silver_says_until_when_merge_records_can_be_joined_and_what_closed_them
         rows += [
             (p, r.key, r.event_time, r.last_event_time, "open", due, None) for r, due in opened
         ]
-    found = [tuple(row.values()) for row in lake.reader.select(tables.SILVER, COLUMNS).to_pylist()]
+    found = [tuple(row.values()) for row in lake.reader.select(tables.MERGED, COLUMNS).to_pylist()]
     assert sorted(found, key=repr) == sorted(rows, key=repr)
     sessions = [row for row in rows if row[3] - row[2] > 100]
     assert len(sessions) > 10, "which no timeout would have kept together"

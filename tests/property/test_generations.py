@@ -148,7 +148,7 @@ class Life:
             for part in mine
         )
         fates.update((each.record.input.source, each.record.offset) for each in model.late)
-        fates.update((record.input.source, record.offset) for record in model.already_published)
+        fates.update((record.input.source, record.offset) for _, record in model.passed)
         fates.update(
             (record.input.source, record.offset)
             for mine in model.unread().values()
@@ -162,7 +162,7 @@ class Life:
             if record.key is not None
         }
         assert fates == Counter(keyed), "each record has one fate"
-        self.passed_over += len(model.already_published)
+        self.passed_over += len(model.passed)
 
 
 def lives_of(window: str, others: Sequence[Window] = ()) -> list[Life]:

@@ -394,7 +394,7 @@ class Life:
             pass
         while self.publish(is_cut_off=False):
             pass
-        self.recovered = len(self.lake.silver.already_published)
+        self.recovered = len(self.lake.silver.passed)
 
     def step(self) -> None:
         rng, source = self.rng, self.rng.choice(self.sources)

@@ -65,7 +65,7 @@ def test_a_suite_that_is_not_met_beside_a_run_is_told_and_stops_nothing(
         seen = scrape(port)
         assert seen is not None
         assert seen.value("watersmeet_quality_failed", suite="greedy", table="silver") == 1
-        assert seen.value("watersmeet_quality_failed", suite="silver_promises", table="silver") == 0
+        assert seen.value("watersmeet_quality_failed", suite="silver_promises", table="merged") == 0
         assert run.process.poll() is None, run.said()
     finally:
         assert run.stop() == 0, run.said()
@@ -145,7 +145,7 @@ def test_the_exit_status_says_what_a_check_has_found(kafka: str, tmp_path: Path)
         ("bronze_tracking", False),
         ("bronze_orders", False),
     ]
-    assert found["nothing_new"] == ["bronze_orders", "bronze_tracking", "late", "silver", "sink"]
+    assert found["nothing_new"] == ["bronze_orders", "bronze_tracking", "late", "merged", "sink"]
     bad = tmp_path / "bad.json"
     bad.write_text("{")
     river.config["quality"] = {"suites": [str(bad)]}
@@ -172,5 +172,6 @@ def test_where_kafka_is_away_all_but_the_sink_is_looked_at(kafka: str, tmp_path:
         "bronze_tracking",
         "bronze_orders",
         "silver",
+        "merged",
         "late",
     }

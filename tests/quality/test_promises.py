@@ -16,11 +16,14 @@ from pyspark.sql import SparkSession
 
 from tests.support.cases import keyed
 from tests.support.quality import NOW_MS, QualityLake, Row, failed, outcomes, with_rows
+from watersmeet.core.silver import PASSED
 from watersmeet.core.types import columns_ddl
 from watersmeet.lake import tables
+from watersmeet.lake.location import Lake
 from watersmeet.quality.evaluate import Outcome
 from watersmeet.quality.rows import MESSAGES, Span, columns_of, rows_of
-from watersmeet.quality.suites import PROMISES, SINK, Suite, sentence_of
+from watersmeet.quality.suites import PROMISES, SINK, Suite, checked_views, sentence_of
+from watersmeet.settings import Settings
 
 BRONZE = "bronze_tracking"
 TIME = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -44,7 +47,7 @@ class Sound:
         lake = QualityLake(folder)
         lake.flow()
         self.suites: list[Suite] = lake.suites
-        names = (BRONZE, tables.SILVER, tables.LATE)
+        names = (BRONZE, tables.MERGED, tables.LATE)
         self.rows: dict[str, pa.Table] = {
             n: rows_of(lake.engine, lake.settings, n, Span(-1, 99), NOW_MS) for n in names
         }
@@ -75,7 +78,7 @@ def test_what_a_run_makes_meets_every_promise(sound: Sound) -> None:
 def test_which_columns_a_suite_may_be_about_is_known_without_the_lake(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
     lake.flow()
-    for table in (BRONZE, tables.SILVER, tables.LATE, tables.DUPLICATES, tables.PROGRESS):
+    for table in (BRONZE, tables.SILVER, *checked_views(lake.settings)):
         rows = rows_of(lake.engine, lake.settings, table, Span(-1, 99), NOW_MS)
         assert columns_of(lake.settings, table) == rows.column_names, table
 
@@ -155,7 +158,7 @@ PLANTED: list[tuple[str, str, Mapping[str, Any], Break]] = [
     (BRONZE, "a record that is refused has no merge_key", REFUSED, setting(merge_key="a")),
     (BRONZE, "merge_key is never empty", READ, setting(merge_key="")),
     *[
-        (tables.SILVER, f"{name} is never null", VALID, setting(**{name: None}))
+        (tables.MERGED, f"{name} is never null", VALID, setting(**{name: None}))
         for name in (
             "partition",
             "merge_key",
@@ -166,30 +169,30 @@ PLANTED: list[tuple[str, str, Mapping[str, Any], Break]] = [
             "tracking",
         )
     ],
-    (tables.SILVER, "merge_key is never empty", VALID, setting(merge_key="")),
-    (tables.SILVER, "status is open or timed_out", VALID, setting(status="lost")),
+    (tables.MERGED, "merge_key is never empty", VALID, setting(merge_key="")),
+    (tables.MERGED, "status is open or timed_out", VALID, setting(status="lost")),
     (
-        tables.SILVER,
+        tables.MERGED,
         "event_time is never after last_event_time",
         VALID,
         lambda row: [{**row, "last_event_time": row["event_time"] - MS}],
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         "partition, generation, merge_key and event_time together are unique",
         VALID,
         twice,
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         "a key has at most one open record in a partition",
         OPEN,
         lambda row: [row, later(row, 1)],
     ),
-    (tables.SILVER, "valid is null while a record is open", OPEN, setting(valid=True)),
-    (tables.SILVER, "valid is known once a record has timed out", VALID, setting(valid=None)),
+    (tables.MERGED, "valid is null while a record is open", OPEN, setting(valid=True)),
+    (tables.MERGED, "valid is known once a record has timed out", VALID, setting(valid=None)),
     (
-        tables.SILVER,
+        tables.MERGED,
         "invalid_reason is null unless valid is false",
         VALID,
         lambda row: [
@@ -198,13 +201,13 @@ PLANTED: list[tuple[str, str, Mapping[str, Any], Break]] = [
         ],
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         "invalid_reason is given where valid is false",
         VALID,
         setting(valid=False, invalid_reason=None),
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         "invalid_reason is predicate, too_large or reset",
         VALID,
         setting(valid=False, invalid_reason="because"),
@@ -291,7 +294,6 @@ def test_every_promise_on_values_can_be_broken(found: dict[str, list[Outcome]]) 
 # -- with tenants: rows of the sound lake as they are where every one of them has a tenant
 
 TENANTS = {"timeout": "100ms", "tenant": "org", "tenant_max_lag": "1s"}
-WAITING = {"status": "waiting"}
 SECOND = timedelta(seconds=1)
 
 PLANTED_WITH_TENANTS: list[tuple[str, str, Mapping[str, Any], Break]] = [
@@ -305,45 +307,47 @@ PLANTED_WITH_TENANTS: list[tuple[str, str, Mapping[str, Any], Break]] = [
     (BRONZE, "a record with a merge_key has a tenant", READ, setting(tenant=None)),
     (BRONZE, "a record that is refused has no tenant", REFUSED, setting(tenant="x")),
     (BRONZE, "tenant is never empty", READ, setting(tenant="")),
-    (tables.SILVER, "tenant is never null", VALID, setting(tenant=None)),
-    (tables.SILVER, "tenant is never empty", VALID, setting(tenant="")),
+    (tables.MERGED, "tenant is never null", VALID, setting(tenant=None)),
+    (tables.MERGED, "tenant is never empty", VALID, setting(tenant="")),
     (
-        tables.SILVER,
-        "status is open, timed_out or waiting",
-        VALID,
-        setting(status="lost", closed_at=None),
-    ),
-    (
-        tables.SILVER,
+        tables.MERGED,
         "partition, generation, tenant, merge_key and event_time of merge records together "
         "are unique, unless a reset closed them",
         VALID,
         twice,
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         "a key of a tenant has at most one open record in a partition",
         OPEN,
         lambda row: [row, later(row, 1)],
     ),
-    (tables.SILVER, "position is known of a record that waits", WAITING, setting(position=None)),
-    (tables.SILVER, "position is null in a merge record", OPEN, setting(position=TIME)),
-    (tables.SILVER, "valid is null while a record waits", WAITING, setting(valid=True)),
-    (tables.SILVER, "due is null while a record waits", WAITING, setting(due=TIME)),
+    *[
+        (tables.WAITING, f"{name} is never null", {}, setting(**{name: None}))
+        for name in PASSED.names
+        if name != "generation"
+    ],
+    (tables.WAITING, "tenant is never empty", {}, setting(tenant="")),
     (
-        tables.SILVER,
+        tables.WAITING,
+        "source, topic, partition, offset and generation together are unique",
+        {},
+        twice,
+    ),
+    (
+        tables.MERGED,
         "due is known of a merge record, unless a reset closed it",
         OPEN,
         setting(due=None),
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         "closed_at is known once a record has timed out, unless a reset closed it",
         VALID,
         setting(closed_at=None),
     ),
     (
-        tables.SILVER,
+        tables.MERGED,
         "closed_at is null until a record has timed out",
         OPEN,
         setting(closed_at=TIME),
@@ -353,8 +357,7 @@ PLANTED_WITH_TENANTS: list[tuple[str, str, Mapping[str, Any], Break]] = [
 
 
 def of_tenants(table: str, row: Row) -> list[Row]:
-    """A row of a tenant; an open record also of another tenant, and twice as a record that
-    waits."""
+    """A row of a tenant; an open record also of another tenant."""
     if table == BRONZE:
         return [{**row, "tenant": None if row["merge_key"] is None else "x"}]
     if table == tables.LATE:
@@ -363,14 +366,18 @@ def of_tenants(table: str, row: Row) -> list[Row]:
     found = {
         **row,
         "tenant": "x",
-        "position": None,
         "due": due,
         "closed_at": due + SECOND if row["status"] == "timed_out" else None,
     }
-    if row["status"] != "open":
-        return [found]
-    waits = {**found, **WAITING, "position": row["event_time"] + SECOND, "due": None}
-    return [found, {**found, "tenant": "y"}, waits, waits]
+    return [found, {**found, "tenant": "y"}] if row["status"] == "open" else [found]
+
+
+def waiting(settings: Settings) -> pa.Table:
+    """A record that waits for its tenant's clock."""
+    row = {"source": "tracking", "topic": "tracking", "partition": 0, "offset": 1, "tenant": "x"}
+    row |= {"merge_key": "a", "event_time": TIME, "position": TIME + SECOND, "batch": 0}
+    schema = Lake(settings).schema(tables.WAITING)
+    return pa.Table.from_pylist([{**row, "generation": 0}], schema=schema)
 
 
 @pytest.fixture(scope="module")
@@ -382,6 +389,7 @@ def sound_with_tenants(sound: Sound, tmp_path_factory: pytest.TempPathFactory) -
         if table != SINK:
             made = [each for row in rows.to_pylist() for each in of_tenants(table, row)]
             found.rows[table] = with_rows(rows, made)
+    found.rows[tables.WAITING] = waiting(lake.settings)
     return found
 
 
@@ -398,7 +406,7 @@ def merged_again(table: str, row: Row) -> list[Row]:
     if table == tables.LATE or row["status"] == "timed_out":
         return [row, again]
     closed = {"status": "timed_out", "valid": False, "invalid_reason": "reset"}
-    return [{**row, **closed, "due": None, "closed_at": None, "position": None}, again]
+    return [{**row, **closed, "due": None, "closed_at": None}, again]
 
 
 @pytest.mark.parametrize("lake", ["sound", "sound_with_tenants"])
@@ -406,7 +414,7 @@ def test_what_a_jump_back_merges_again_meets_every_promise(
     request: pytest.FixtureRequest, lake: str
 ) -> None:
     before: Sound = request.getfixturevalue(lake)
-    for table in (tables.SILVER, tables.LATE):
+    for table in (tables.MERGED, tables.LATE):
         rows = before.rows[table]
         again = [each for row in rows.to_pylist() for each in merged_again(table, row)]
         assert failed(outcomes(with_rows(rows, again), before.suites, table)) == {}, table
@@ -437,10 +445,10 @@ def test_a_lake_without_tenants_is_promised_nothing_of_them(
         for each in (sound, sound_with_tenants)
     )
     assert not [
-        sentence for _, sentence in said if "tenant" in sentence or "position is null" in sentence
+        sentence for table, sentence in said if "tenant" in sentence or table == tables.WAITING
     ]
     planted = {(table, sentence) for table, sentence, _, _ in PLANTED_WITH_TENANTS}
-    exist = {(tables.SILVER, f"the column {name} exists") for name in ("tenant", "position")}
+    exist = {(tables.MERGED, "the column tenant exists")}
     assert {each for each in with_tenants - said if each[0] != "bronze_orders"} == planted | exist
 
 
@@ -468,21 +476,21 @@ def test_spark_finds_what_is_found_in_memory(
 def test_spark_finds_in_silver_with_tenants_what_is_found_in_memory(
     root_session: SparkSession, sound_with_tenants: Sound
 ) -> None:
-    rows = sound_with_tenants.rows[tables.SILVER].to_pylist()
+    rows = sound_with_tenants.rows[tables.MERGED].to_pylist()
     for number, (table, _, like, breaking) in enumerate(PLANTED_WITH_TENANTS):
-        if table == tables.SILVER:
+        if table == tables.MERGED:
             rows += breaking(own(sound_with_tenants.row(table, **like), number))
-    broken = with_rows(sound_with_tenants.rows[tables.SILVER], rows)
+    broken = with_rows(sound_with_tenants.rows[tables.MERGED], rows)
     in_spark = root_session.createDataFrame(broken, columns_ddl(broken.schema))
     by_spark, in_memory = (
-        outcomes(each, sound_with_tenants.suites, tables.SILVER) for each in (in_spark, broken)
+        outcomes(each, sound_with_tenants.suites, tables.MERGED) for each in (in_spark, broken)
     )
     assert [outcome[:3] for outcome in by_spark] == [outcome[:3] for outcome in in_memory]
 
 
 def test_a_missing_column_fails_what_is_said_of_it_and_no_more(sound: Sound) -> None:
-    rows = sound.rows[tables.SILVER].drop_columns(["batch", "orders"])
-    wrong = failed(outcomes(rows, sound.suites, tables.SILVER))
+    rows = sound.rows[tables.MERGED].drop_columns(["batch", "orders"])
+    wrong = failed(outcomes(rows, sound.suites, tables.MERGED))
     assert wrong == dict.fromkeys(
         [
             "the column batch exists",
@@ -497,7 +505,9 @@ def test_every_promise_has_a_sentence_of_its_own(sound: Sound) -> None:
     own_suites = [
         suite for suite in sound.suites if suite.name in PROMISES and suite.table != "bronze_orders"
     ]
-    assert [suite.name for suite in own_suites] == list(PROMISES)
+    assert [suite.name for suite in own_suites] == [
+        name for name in PROMISES if name != "waiting_promises"
+    ]
     for suite in own_suites:
         sentences = [sentence_of(document) for document in suite.documents]
         assert len(set(sentences)) == len(sentences)

@@ -157,7 +157,7 @@ def test_the_examples_suites_are_suites(tmp_path: Path) -> None:
     added = {suite.name: suite for suite in suites if suite.name not in PROMISES}
     assert {name: suite.table for name, suite in added.items()} == {
         "freshness": "progress",
-        "completeness": "silver",
+        "completeness": "merged",
         "quarantine": "bronze_orders",
         "event_times": "bronze_orders",
         "fields": "bronze_orders",

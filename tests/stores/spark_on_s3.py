@@ -56,7 +56,7 @@ def test_a_killed_merge_of_spark_is_taken_up_and_a_second_run_is_refused(
     river.config["spark"] = settings_of(store)
     river.write()
     river.flow()
-    first = river.run("--once", point="silver.notes")
+    first = river.run("--once", point="silver.done")
     first.await_held()
     written_by(river, EMBEDDED)
     second = river.run("--once")

@@ -81,7 +81,7 @@ def test_a_second_run_is_refused_and_a_woken_merge_changes_nothing(on_s3: MakeRi
 @pytest.mark.promise("A12")
 def test_kills_between_the_commits_lose_and_repeat_nothing(on_s3: MakeRiver) -> None:
     river = on_s3("kills")
-    for point in ("bronze.quarantine", "silver.merge", "silver.notes", "gold.note"):
+    for point in ("bronze.done", "silver.merge", "silver.done", "gold.note"):
         river.flow()
         river.kill_at(point, "--once")
     river.finish()
@@ -93,7 +93,7 @@ def test_kills_between_the_commits_lose_and_repeat_nothing(on_s3: MakeRiver) -> 
 def test_the_same_holds_of_batches_that_write_the_open_records_anew(on_s3: MakeRiver) -> None:
     river = on_s3("rewrites")
     river.program = PROGRAM
-    for point in ("silver.merge", "silver.notes"):
+    for point in ("silver.merge", "silver.done"):
         river.flow()
         river.kill_at(point, "--once")
     river.flow()

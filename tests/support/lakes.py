@@ -214,11 +214,10 @@ def counted(rows: pa.Table) -> BatchCounts:
 
 
 def fill_bronze(bronze: BronzeTable, values: Mapping[tuple[int, int], bytes | None]) -> None:
-    """Appends records, given by (partition, offset), to a source's bronze, and the refused ones to
-    quarantine."""
+    """Appends records, given by (partition, offset), to a source's bronze."""
     if values:
         rows = records_of(bronze.settings, bronze.input, values)
-        bronze.note(bronze.append(rows, counted(rows)))
+        bronze.append(rows, counted(rows))
 
 
 def begin_at(owner: Owner, settings: Settings, begin: Mapping[TopicPartition, int]) -> None:
@@ -374,9 +373,11 @@ def silver_of(
 ) -> list[tuple[object, ...]]:
     """Silver's content, or that of a generation, in the form of `expected_silver`."""
     columns = ["partition", "merge_key", "status", "event_time", "last_event_time", *sources]
-    return sorted(
-        as_tuples(reader.select(tables.SILVER, columns, of_generation(generation))), key=repr
-    )
+    where = [
+        [*term, ("status", "in", ["open", "waiting", "timed_out"])]
+        for term in of_generation(generation) or [[]]
+    ]
+    return sorted(as_tuples(reader.select(tables.SILVER, columns, where)), key=repr)
 
 
 def of_generation(generation: int | None) -> Where:

@@ -18,6 +18,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from tests.support.cases import BAD_VALUES, HOLE, Case
 from tests.support.inputs import record_of
 from tests.support.topics import Published, consume
+from watersmeet.core.idle import IdleDecision
 from watersmeet.core.model import (
     MIN_TIME,
     NO_TENANT,
@@ -34,7 +35,7 @@ from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import APPLICATION, Commit
 from watersmeet.lake.generations import Generation, generation_rows
 from watersmeet.lake.location import Lake
-from watersmeet.lake.progress import facts_of, progress_rows
+from watersmeet.lake.progress import batch_rows, facts_of
 from watersmeet.settings import Settings
 
 KAFKA_TIME_MS = 1_767_225_600_000
@@ -62,7 +63,9 @@ class ModelLake:
     """By partition, the position of their tenant before which that lake's records are passed
     over."""
     rows: list[Row] = field(default_factory=list)
-    late: list[Row] = field(default_factory=list)
+    """Merge records, and records that wait."""
+    others: list[Row] = field(default_factory=list)
+    """All other rows of silver."""
 
     def __post_init__(self) -> None:
         self.lake = Lake(self.settings)
@@ -103,6 +106,11 @@ class ModelLake:
         """Whether every tenant has a clock of its own."""
         return self.settings.merge.has_tenants
 
+    @property
+    def late(self) -> list[Row]:
+        """The late records."""
+        return [row for row in self.others if row["status"] == "late"]
+
     # -- writing
 
     def write(
@@ -135,42 +143,28 @@ class ModelLake:
         self.arrived = wanted
 
     def decide(self) -> None:
-        """The idle policy's decisions of all cases are written."""
+        """The idle policy's decisions of all cases are made in this generation alone."""
         self.decided_in = self.number
-        self.write(
-            tables.IDLE_HEARTBEATS,
-            [
-                {
-                    **self._place(self.tp_of(s, p)),
-                    "after_offset": after,
-                    "event_time": at,
-                    "tenant": tenant,
-                    "decided_at": 0,
-                }
-                | {"generation": self.number}
-                for p, case in self.cases.items()
-                for s, mine in case.decisions.items()
-                for after, time, told in mine
-                for tenant, at in ((None, time), *told)
-            ],
-        )
 
     def merge(self) -> BatchPlan:
         """One batch: everything that the clock has reached."""
-        rows, late, ranges, clocks = [], [], {}, {}
+        rows, others, ranges, clocks = [], [], {}, {}
         for p in range(max(self.cases) + 1):
             model, ends = self._model(p)
             rows += [self._silver_row(p, "open", record) for record in model.open.values()]
             rows += [self._silver_row(p, "timed_out", record) for record in model.timed_out]
             rows += [self._waiting_row(p, record, position) for position, record in model.waiting]
-            late += [self._late_row(p, each.record, each.position) for each in model.late]
+            late = [(each.position, each.record) for each in model.late]
+            for status, records in (("late", late), ("passed", model.passed)):
+                others += [self._row_of(p, status, *each) for each in records]
             self.of_sink |= {
-                (TopicPartition(each.input, p), each.offset) for each in model.already_published
+                (TopicPartition(each.input, p), each.offset) for _, each in model.passed
             }
             if model.clock is not None:
                 clocks[p] = model.clock
             for source in self.sources:
                 tp = self.tp_of(source, p)
+                others += self._decision_rows(tp)
                 until, position = ends[source]
                 ranges[tp] = OffsetRange(
                     self.until[tp], until, self.positions[tp], position, model.heads.get(tp.input)
@@ -178,16 +172,12 @@ class ModelLake:
                 self.until[tp], self.positions[tp] = until, position
         known = {_content(row): row for row in self.rows[len(self.before) :]}
         self.rows = [*self.before, *(known.get(_content(row), row) for row in rows)]
-        known_late = {
-            _content(row): row
-            for row in self.late
-            if row["batch"] >= self.generations[-1].from_batch
-        }
-        new = [row for row in late if _content(row) not in known_late]
-        self.late += new
-        self.write(tables.LATE, new)
+        known_others = {_content(row) for row in self.others if row["generation"] == self.number}
+        new = [row for row in others if _content(row) not in known_others]
+        self.others += new
+        has_late = any(row["status"] == "late" for row in new)
         return self._commit(
-            BatchPlan(self.batch, ranges, clocks, has_late=bool(new), generation=self.number)
+            BatchPlan(self.batch, ranges, clocks, has_late=has_late, generation=self.number)
         )
 
     def jump(self, by: int, *sources: str) -> None:
@@ -220,16 +210,13 @@ class ModelLake:
             self.number + 1, self.batch, dict(target), tails, "reset", self.time, "jump"
         )
         self.begin, self.until, self.positions = dict(target), dict(target), dict.fromkeys(self.tps)
-        of_number = {"generation": begun.number, "recovered_at": self.time}
-        rows = [
-            {**self._place(tp), "offset": offset, "until_offset": offset + 1, **of_number}
+        self.generations.append(begun)
+        self._know(
+            {**self._place(tp), "from_offset": offset, "until_offset": offset + 1}
             for tp, offset in sorted(self.passed_over)
             if offset >= target[tp]
-        ]
-        self.write(tables.RECOVERED, rows)
-        self.generations.append(begun)
+        )
         self._write_generations()
-        self.write(tables.SILVER, self.rows, mode="overwrite")
 
     def _tail(self, message: Published) -> Tail:
         row = self.closing[message.partition, message.id]
@@ -277,13 +264,7 @@ class ModelLake:
         """Begins as a lake does whose tables were lost, and had tenants, with what was read back of
         the sink."""
         self.since = dict(since)
-        self.write(
-            tables.RECOVERED,
-            [
-                {"partition": p, "since": time, "recovered_at": self.time}
-                for p, time in since.items()
-            ],
-        )
+        self._know({"partition": p, "position": time} for p, time in since.items())
         self._remember(
             {**vars(r), "merge_key": r.key, "partition": p}
             for p, mine in lost.items()
@@ -299,7 +280,13 @@ class ModelLake:
                 row["event_time"], row["due"], row["closed_at"], row["tenant"]
             )
             self.known.setdefault((row["partition"], row["merge_key"]), []).append(message)
-        self.write(tables.RECOVERED, [{**row, "recovered_at": self.time} for row in rows])
+        self._know(rows)
+
+    def _know(self, rows: Iterable[Row]) -> None:
+        """The newest generation knows this of messages that are out."""
+        of_number = {"status": "out", "batch": None, "generation": self.number}
+        self.others += [{**row, **of_number} for row in rows]
+        self._write_silver()
 
     def messages(self) -> list[Published]:
         """The sink as it must be: a function of silver's finished, valid rows."""
@@ -421,7 +408,7 @@ class ModelLake:
     # -- parts of steps
 
     def _read(self, ranges: Mapping[TopicPartition, tuple[int, int]]) -> None:
-        """Bronze has the records of these ranges, quarantine those of them that are refused."""
+        """Bronze has the records of these ranges."""
         for source in self.sources:
             mine = {
                 tp: offsets
@@ -433,12 +420,7 @@ class ModelLake:
                 for tp, offsets in mine.items()
                 for offset in range(*offsets)
             ]
-            rows = [row for row in found if row is not None]
-            self.write(tables.bronze(source), rows)
-            self.write(
-                tables.QUARANTINE,
-                [{**row, "source": source} for row in rows if row["reason"] is not None],
-            )
+            self.write(tables.bronze(source), [row for row in found if row is not None])
 
     def _begin(self, offsets: Mapping[TopicPartition, int], messages: Iterable[Row] = ()) -> None:
         """The first generation begins at these offsets, behind the last of these messages."""
@@ -463,12 +445,17 @@ class ModelLake:
         self.time = max(self.time + 1, wall_clock_ms())
         for row in self.rows:
             row.setdefault("batch", plan.batch)
-        commit = Commit(APPLICATION, 1, plan.batch + 1, facts_of(plan, self.settings))
-        version = self.write(tables.SILVER, self.rows, commit=commit, mode="overwrite")
-        rows = progress_rows(plan, self.settings, version, self.time)
-        write_deltalake(self.lake.address(tables.PROGRESS), rows, mode="append")
+            row.setdefault("generation", self.number)
+        rows = batch_rows(plan, self.time).to_pylist()
+        self.others += [
+            {"status": "batch", **{name: _ms(value) for name, value in row.items()}} for row in rows
+        ]
+        self._write_silver(Commit(APPLICATION, 1, plan.batch + 1, facts_of(plan)))
         self.batch += 1
         return plan
+
+    def _write_silver(self, commit: Commit | None = None) -> None:
+        self.write(tables.SILVER, [*self.rows, *self.others], commit=commit, mode="overwrite")
 
     def _place(self, tp: TopicPartition) -> Row:
         return {**tp.input._asdict(), "partition": tp.partition}
@@ -509,6 +496,24 @@ class ModelLake:
         size = len(value or b"")
         return {**self._place(tp), **kafka, "headers": None, **read, "record_bytes": size}
 
+    def _decisions(self, tp: TopicPartition) -> list[IdleDecision]:
+        """The idle policy's decisions among what has arrived of a topic-partition."""
+        case = self.cases.get(tp.partition)
+        decisions = case.decisions.get(tp.input.source, ()) if case is not None else ()
+        if self.decided_in not in (None, self.number):
+            return []
+        span = range(self.begin[tp] - 1, self.arrived[tp])
+        return [decision for decision in decisions if decision.after_offset in span]
+
+    def _decision_rows(self, tp: TopicPartition) -> list[Row]:
+        numbers = {"batch": self.batch, "generation": self.number, "decided_at": 0}
+        return [
+            {"status": "idle", **self._place(tp), "after_offset": after, **numbers}
+            | {"event_time": at, "tenant": tenant}
+            for after, time, told in self._decisions(tp)
+            for tenant, at in ((None, time), *told)
+        ]
+
     def _model(self, p: int) -> tuple[PartitionMerge, dict[str, tuple[int, int | None]]]:
         """The era from its beginning to what has arrived; and by source the next offset and the
         position there."""
@@ -528,12 +533,9 @@ class ModelLake:
         arrived: dict[str, list[tuple[int, int]]] = {source: [] for source in self.sources}
         for source in self.sources:
             tp = self.tp_of(source, p)
-            decisions = (
-                case.decisions.get(source, ()) if self.decided_in in (None, self.number) else ()
-            )
             decided = [
                 record_of(tp.input, *d[:2], tenant=None, tenant_times=dict(d.tenant_times))
-                for d in decisions
+                for d in self._decisions(tp)
             ]
             told = [(record.offset, 1, record) for record in decided]
             for offset in range(self.begin[tp], self.arrived[tp]):
@@ -544,9 +546,8 @@ class ModelLake:
                     )
                     told.append((offset, 0, record))
             for offset, is_idle, record in sorted(told, key=lambda each: each[:2]):
-                if self.begin[tp] - 1 <= offset < self.arrived[tp]:
-                    model.arrive(record)
-                    arrived[source].append((offset + is_idle, model.heads[tp.input]))
+                model.arrive(record)
+                arrived[source].append((offset + is_idle, model.heads[tp.input]))
         model.advance()
         ends = {}
         for source, told in arrived.items():  # type: ignore[assignment]
@@ -599,27 +600,28 @@ class ModelLake:
         alone.parts[record.input.source].append(record.part)
         return {
             **self._silver_row(p, "open", alone),
+            **self._place(TopicPartition(record.input, p)),
+            "offset": record.offset,
             "status": "waiting",
             "due": None,
             "position": position,
         }
 
-    def _late_row(self, p: int, record: Record, position: int) -> Row:
-        tp = TopicPartition(record.input, p)
+    def _row_of(self, p: int, status: str, position: int, record: Record) -> Row:
+        """The row of a record that is not merged."""
         value = self.cases[p].values[record.input.source][record.offset]
         row = {
-            **self._place(tp),
+            **self._place(TopicPartition(record.input, p)),
+            "status": status,
             "offset": record.offset,
             "merge_key": record.key,
             "event_time": record.event_time,
-        }
-        return {
-            **row,
             "position": position,
-            "value": value,
             "tenant": record.tenant,
             "batch": self.batch,
+            "generation": self.number,
         }
+        return {**row, "value": value} if status == "late" else row
 
 
 def _order(row: Row) -> tuple[Any, ...]:
@@ -632,7 +634,7 @@ def wall_clock_ms() -> int:
 
 
 def _content(row: Row) -> str:
-    return repr({name: value for name, value in row.items() if name != "batch"})
+    return repr({name: value for name, value in row.items() if name not in ("batch", "generation")})
 
 
 def _stored(value: Any, kind: pa.DataType) -> Any:
@@ -649,15 +651,24 @@ def _stored(value: Any, kind: pa.DataType) -> Any:
 def rewrite(
     settings: Settings, table: str, change: Callable[[Row], Row | list[Row] | None]
 ) -> None:
-    """Replaces each row of a table by what `change` makes of it: another row, several, or none; in
-    a commit that says nothing."""
+    """Replaces each row of a table, or of a view of silver, by what `change` makes of it: another
+    row, several, or none; in a commit that says nothing."""
     lake = Lake(settings)
-    layout, rows = lake.layout[table], []
-    for row in DeltaTable(lake.address(table)).to_pyarrow_table().to_pylist():
-        changed = change({name: _ms(value) for name, value in row.items()})
+    view = lake.views.get(table)
+    stored = table if view is None else view.parts[0].table
+    wanted = None if view is None else view.parts[0].where[0][2]
+    rows = list[Row]()
+    layout = lake.layout[stored]
+    reader = DeltaRsReader(lake)
+    existing = reader.columns(stored).names
+    columns = [name for name in layout.schema.names if name in existing]
+    for stored_row in reader.rows(stored, columns).to_pylist():
+        row = {name: _ms(value) for name, value in stored_row.items()}
+        is_of = wanted is None or row["status"] in ([wanted] if isinstance(wanted, str) else wanted)
+        changed = change(row) if is_of else row
         rows += [] if changed is None else changed if isinstance(changed, list) else [changed]
     found = layout.rows([[_stored(row.get(f.name), f.type) for f in layout.schema] for row in rows])
-    write_deltalake(lake.address(table), found, mode="overwrite")
+    write_deltalake(lake.address(stored), found, mode="overwrite")
 
 
 def _ms(value: Any) -> Any:

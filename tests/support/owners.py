@@ -3,6 +3,7 @@ once it was replaced."""
 
 from __future__ import annotations
 
+from tests.support.cases import SOURCES
 from tests.support.rivers import River, RunProcess
 from watersmeet.lake import tables
 
@@ -27,7 +28,7 @@ def assert_changes_nothing(river: River, paused: RunProcess) -> None:
     """A paused run that was replaced wakes up, and no table has a new version."""
     written = {
         name: river.reader.version(name)
-        for name in (tables.SILVER, tables.LATE, tables.PROGRESS, tables.PUBLISHED)
+        for name in (*map(tables.bronze, SOURCES), tables.SILVER, tables.PUBLISHED)
     }
     wake(paused)
     assert {name: river.reader.version(name) for name in written} == written

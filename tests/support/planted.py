@@ -54,8 +54,8 @@ PLANTED = [
     Planted(
         "a late record is merged",
         "pipelines/watersmeet/core/merge.py",
-        "on_time = positioned.where(\n        ~positioned.is_late(batch.rules) & ~positioned",
-        "on_time = positioned.where(\n        ~positioned",
+        "(~is_late & ~is_passed, is_late, is_passed)",
+        "(~is_passed, is_late, is_passed)",
         "tests/core/test_merge.py::test_merge_is_what_the_model_makes_of_the_same_records",
     ),
     Planted(
@@ -73,12 +73,12 @@ PLANTED = [
         "tests/laws/test_gold.py::test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again",
     ),
     Planted(
-        "a start does not complete what a crash has left",
+        "a start merges again what the last batch has merged",
         "pipelines/watersmeet/running/recover_planner.py",
-        "    if not _is_noted(reader, plan):\n",
-        "    if False:\n",
+        "State(last.batch + 1, {**begin, **last.cursors()}, last.clocks)",
+        "State(last.batch + 1, begin, last.clocks)",
         "tests/laws/test_restarts.py::"
-        "test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner_changes_nothing",
+        "test_a_batch_that_is_cut_off_is_there_as_a_whole_or_not_and_a_fenced_owner_changes_nothing",
     ),
     Planted(
         "a commit without its fence",

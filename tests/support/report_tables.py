@@ -46,14 +46,24 @@ def settings_for(
 
 
 def write_tables(settings: Settings, rows: Tables) -> None:
-    """Appends to each table that is named; what a row does not say is null."""
-    layout = Lake(settings).layout
+    """Appends to each table, or the table of each view, that is named; what a row does not say is
+    null."""
+    lake = Lake(settings)
     for name, table_rows in rows.items():
-        schema = layout[name].schema
-        columns = [
-            _column([row.get(field.name) for row in table_rows], field.type) for field in schema
-        ]
-        write_deltalake(f"{settings.lake}/{name}", pa.table(columns, schema=schema), mode="append")
+        if name == QUARANTINE:
+            for source in settings.sources:
+                _append(lake, bronze(source), [r for r in table_rows if r["source"] == source])
+        elif name in lake.views:
+            [(_, _, status)] = lake.views[name].parts[0].where
+            _append(lake, SILVER, [{**row, "status": status} for row in table_rows])
+        else:
+            _append(lake, name, table_rows)
+
+
+def _append(lake: Lake, name: str, rows: Sequence[Row]) -> None:
+    schema = lake.schema(name)
+    columns = [_column([row.get(field.name) for row in rows], field.type) for field in schema]
+    write_deltalake(lake.address(name), pa.table(columns, schema=schema), mode="append")
 
 
 def parts(*offsets: int) -> list[Row]:
@@ -141,20 +151,20 @@ class _Day:
             "head": self.heads[source, p],
             "clock": clock,
             "committed_at": self.now,
-            "silver_version": batch,
         }
         self.rows[PROGRESS].append(
             {"batch": batch, **place, "from_offset": since, "until_offset": until, **times}
         )
         for offset in range(since, until):
             sent = min(self.now - 500, clock + self.rng.randint(0, 4_000))
-            self.rows[bronze(source)].append({**place, "offset": offset, "kafka_timestamp": sent})
+            row = {**place, "offset": offset, "kafka_timestamp": sent}
             fate = self.rng.random()
+            if 0.004 <= fate < 0.007:
+                self.rows[QUARANTINE].append({**row, "reason": self.rng.choice(REASONS)})
+                continue
+            self.rows[bronze(source)].append(row)
             if fate < 0.004:
                 self.rows[LATE].append({**place, "offset": offset})
-            elif fate < 0.007:
-                reason = self.rng.choice(REASONS)
-                self.rows[QUARANTINE].append({**place, "offset": offset, "reason": reason})
         self.offsets[source, p] = until
 
     def time_out(self, batch: int, p: int, clock: int) -> list[Row]:

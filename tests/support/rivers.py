@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
 import yaml
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
@@ -93,6 +92,14 @@ def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE
 
 
 WATERSMEET = (sys.executable, "-m", "watersmeet")
+EVEN_SMALL_BATCHES_IN_TASKS = (
+    sys.executable,
+    "-c",
+    "from watersmeet.engine.spark import SparkEngine; SparkEngine.here_bytes = -1; "
+    "from watersmeet.cli import main; main()",
+)
+"""A program whose driver leaves every batch to Spark's tasks, however small."""
+
 _IN_CHUNKS = (
     "from watersmeet.cli import main; from watersmeet.kafka import publisher; publisher.CHUNK = "
     "{chunk}; main()"
@@ -521,7 +528,7 @@ class River:
                 expected_duplicates(self.cases, self.inputs),
             ),
             ("quarantine", quarantined_of(reader, self.inputs), expected_quarantine(self.cases)),
-            ("progress", noted_batches(reader), committed_batches(reader)),
+            ("progress", batches_of(reader), committed_batches(reader)),
         ):
             missing, more = (
                 Counter(map(repr, one)) - Counter(map(repr, other))
@@ -628,26 +635,19 @@ def warehouse(folder: Path) -> str:
     return str(folder / "warehouse" / f"{SCHEMA}.db")
 
 
-def noted_batches(reader: DeltaRsReader) -> list[tuple[object, ...]]:
-    """The batches that `progress` has, each with the version of silver that it names."""
-    return sorted(rows_of(reader.summary(tables.PROGRESS, ["batch", "silver_version"], {})))
+def batches_of(reader: DeltaRsReader) -> list[int]:
+    """The batches that `progress` has."""
+    return sorted(reader.summary(tables.PROGRESS, ["batch"], {})["batch"].to_pylist())
 
 
-def committed_batches(reader: DeltaRsReader) -> list[tuple[object, ...]]:
+def committed_batches(reader: DeltaRsReader) -> list[int]:
     """The same, as silver's own history has it."""
-    commits = [
-        (Commit.parse(version.metadata), version.number)
-        for version in reader.history(tables.SILVER)
-    ]
+    commits = [Commit.parse(version.metadata) for version in reader.history(tables.SILVER)]
     return sorted(
-        (commit.facts["batch"], number)
-        for commit, number in commits
-        if commit is not None and not commit.is_fence
+        commit.facts["batch"]
+        for commit in commits
+        if commit is not None and not commit.is_fence and "batch" in commit.facts
     )
-
-
-def rows_of(found: pa.Table) -> list[tuple[Any, ...]]:
-    return [tuple(row.values()) for row in found.to_pylist()]
 
 
 def by_partition(messages: list[Any]) -> Iterator[tuple[int, list[Any]]]:

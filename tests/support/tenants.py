@@ -190,7 +190,11 @@ def silver_of(
         "closed_at",
         "position",
     ]
-    rows = reader.select(tables.SILVER, [*columns, *sources], _of(generation)).to_pylist()
+    where = [
+        [*term, ("status", "in", ["open", "waiting", "timed_out"])]
+        for term in _of(generation) or [[]]
+    ]
+    rows = reader.select(tables.SILVER, [*columns, *sources], where).to_pylist()
     return sorted(
         (
             (

@@ -324,11 +324,13 @@ def test_spark_is_imported_only_by_what_works_with_it(package: Package) -> None:
 
 def test_what_verify_says_does_not_rest_on_the_merge_that_it_checks(package: Package) -> None:
     """Of the layers it knows nothing, and of `core.merge` and `core.corrections` only the columns,
-    which the tables' layout takes from there."""
+    which the layout of tables and views takes from there."""
     checks = [module for module in package.texts if module.startswith("audit.verify")]
     assert checks
     derived = {"core.merge", "core.corrections"}
-    layout = frozenset(("lake.tables", module) for module in derived)
+    layout = frozenset(
+        (columns, module) for columns in ("lake.tables", "lake.views") for module in derived
+    )
     for module in checks:
         reached = package.reaches(module, cut=layout)
         assert not derived & reached, module

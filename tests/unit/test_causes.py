@@ -124,14 +124,14 @@ def test_an_advertised_host_that_nobody_resolves_is_the_brokers_to_correct() -> 
 @pytest.mark.parametrize("left", [0, 40])
 def test_a_commit_file_that_is_emptied_or_torn_is_named(tmp_path: Path, left: int) -> None:
     settings = settings_for(tmp_path)
-    place = Path(str(settings.lake)) / "progress"
+    place = Path(str(settings.lake)) / "silver"
     for n in range(2):
         write_deltalake(place, pa.table({"batch": [n]}), mode="append")
     file = place / "_delta_log" / "00000000000000000001.json"
     file.write_bytes(file.read_bytes()[:left])
     reader = DeltaRsReader(Lake(settings))
-    with pytest.raises(WatersmeetError, match=r"progress.*00000000000000000001\.json"):
-        last_commit(reader, "progress")
+    with pytest.raises(WatersmeetError, match=r"silver.*00000000000000000001\.json"):
+        last_commit(reader, "silver")
 
 
 LOST = """

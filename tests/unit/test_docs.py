@@ -50,6 +50,7 @@ from watersmeet.faults import POINTS
 from watersmeet.kafka.options import check_options
 from watersmeet.kafka.permissions import permissions
 from watersmeet.lake import tables
+from watersmeet.lake.views import views
 from watersmeet.monitoring.metrics import STATES
 from watersmeet.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
 
@@ -477,10 +478,7 @@ MERGES = [SMALLEST["merge"], {"window": {"gap": "30m", "max": "12h"}}, TENANTS]
 def test_every_table_has_a_row_with_its_columns(tmp_path: Path, merge: dict[str, Any]) -> None:
     """The same ones whatever the merge is; with a registry, for which there is one table more,
     several topics, which parts then name, ids and corrections."""
-    config = with_value(with_registry(tmp_path), "sources.tracking.topic", ["eu", "us"])
-    config = with_value(config, "sources.tracking.id", "id")
-    config["publish"]["corrections"] = {"topic": "corrections", "within": "7d"}
-    settings = load(tmp_path, with_value(config, "merge", merge))
+    settings = with_all(tmp_path, merge)
     described = {row[0].strip("`"): set(spans(row[1])) for row in rows(page("tables.md", "Tables"))}
     sources = list(settings.sources)
     laid_out = {
@@ -493,10 +491,28 @@ def test_every_table_has_a_row_with_its_columns(tmp_path: Path, merge: dict[str,
 
 
 @pytest.mark.parametrize("merge", MERGES, ids=["timeout", "window", "tenants"])
+def test_every_view_has_a_row_with_its_columns(tmp_path: Path, merge: dict[str, Any]) -> None:
+    settings = with_all(tmp_path, merge)
+    described = {row[0].strip("`"): set(spans(row[2])) for row in rows(page("tables.md", "Views"))}
+    assert described == {
+        name: set(view.schema.names) - set(settings.sources)
+        for name, view in views(settings).items()
+    }
+
+
+def with_all(folder: Path, merge: dict[str, Any]) -> Settings:
+    """A configuration with this merge, and with all that adds a table or a column."""
+    config = with_value(with_registry(folder), "sources.tracking.topic", ["eu", "us"])
+    config = with_value(config, "sources.tracking.id", "id")
+    config["publish"]["corrections"] = {"topic": "corrections", "within": "7d"}
+    return load(folder, with_value(config, "merge", merge))
+
+
+@pytest.mark.parametrize("merge", MERGES, ids=["timeout", "window", "tenants"])
 def test_silvers_columns_are_those_that_no_source_may_be_named_after(
     tmp_path: Path, merge: dict[str, Any]
 ) -> None:
-    reserved = (RESERVED_NAMES - {"key", "waits_for"}) | set(SMALLEST["sources"])
+    reserved = (RESERVED_NAMES - {"key", "seq", "waits_for"}) | set(SMALLEST["sources"])
     config = with_value(with_value(SMALLEST, "merge", merge), "sources.tracking.id", "id")
     silver = tables.layout(load(tmp_path, config))[tables.SILVER]
     assert set(silver.schema.names) == reserved

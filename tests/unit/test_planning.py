@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from watersmeet.core import sequence as sequences
 from watersmeet.core.corrections import Settled
 from watersmeet.core.merge import LATE_SCHEMA
 from watersmeet.core.plan import BatchPlan, Cursor, Rules, TopicPartition
+from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.sequence import CORRECTED, MERGED, Tail
 from watersmeet.core.step import State
 from watersmeet.lake import chunks
@@ -449,17 +450,13 @@ def test_records_that_are_read_again_come_in_pieces_that_fit_into_memory() -> No
 @pytest.mark.promise("C24")
 def test_late_records_that_pack_well_come_in_pieces_that_fit_into_memory() -> None:
     sizes = [*[10] * 20, correcting.CHUNK_BYTES, *[correcting.CHUNK_BYTES // 3] * 7, 5]
-    bronze = [read(n % 2, n, 1, size) for n, size in enumerate(sizes)]
-    asked = Asked({"bronze_tracking": bronze[:-1]})
-    asked.row_bytes = lambda _: 1  # type: ignore[attr-defined]
-    engine: Any = SimpleNamespace(reader=asked)
-    nothing: Any = None
     places = [
-        {"source": "tracking", "topic": "tracking", "partition": n % 2, "offset": n}
-        for n in range(len(sizes))
+        {"source": "tracking", "partition": n % 2, "offset": n, RECORD_BYTES.name: size}
+        for n, size in enumerate(sizes)
     ]
-    late = Settled(pa.Table.from_pylist(places, LATE_SCHEMA), np.arange(len(sizes)))
-    shares = [*correcting.Correcting(engine, nothing, nothing, nothing)._shares(late)]
+    schema = pa.schema([*LATE_SCHEMA, RECORD_BYTES])
+    late = Settled(pa.Table.from_pylist(places, schema), np.arange(len(sizes)))
+    shares = [*correcting._shares(late)]
     offsets = [share.rows["offset"].to_pylist() for share in shares]
     assert [*chain(*offsets)] == [*range(len(sizes))]
     assert all(

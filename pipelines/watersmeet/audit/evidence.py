@@ -1,6 +1,4 @@
-"""Evidence about one generation of a lake: a version of silver, how far it was merged, and by which
-rules.
-"""
+"""Evidence about one generation of a lake: how far it was merged, and by which rules."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from watersmeet.audit.unnoted import Unnoted, read_unnoted
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import MERGED, Place
@@ -27,7 +23,8 @@ from watersmeet.lake import tables
 from watersmeet.lake.epochs import Epoch, Epochs, read_epochs
 from watersmeet.lake.generations import Generation, Generations, read_generations
 from watersmeet.lake.inputs import topic_partition
-from watersmeet.lake.progress import last_batch, progress_rows
+from watersmeet.lake.location import Lake
+from watersmeet.lake.progress import last_batch
 from watersmeet.lake.recovered import MESSAGES, read_out, read_since
 from watersmeet.lake.retention_bounds import (
     History,
@@ -42,15 +39,8 @@ from watersmeet.lake.unpublished import is_complete, reached
 from watersmeet.settings import Settings
 
 PROGRESS_COLUMNS: Final = (
-    "partition",
-    "source",
-    "topic",
-    "batch",
-    "from_offset",
-    "until_offset",
-    "head",
-    "clock",
-    "position",
+    *("partition", "source", "topic", "epoch", "generation", "batch", "from_offset"),
+    *("until_offset", "head", "clock", "position"),
 )
 """Columns that are read of `progress`."""
 
@@ -82,12 +72,9 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A generation in one version of silver, up to its last batch, with everything that it is
-    judged by.
+    """A generation up to its last batch, with everything that it is judged by.
 
-    - `version`: the version of silver; None where there is none.
-    - `progress`: its rows for the ends in `through`. The last end may not be noted in the table
-      yet.
+    - `progress`: its rows for the ends in `through`.
     - `through`: the epochs that the generation went through, each with its end.
     - `recovered`: messages of a lost lake: partition, merge_key, event_time (ms), due, closed_at,
       tenant.
@@ -99,7 +86,6 @@ class Evidence:
     - `epochs`: all epochs of the lake.
     - `history`: where rows have been deleted, by partition the point from which on the generation
       is judged; nothing before it is.
-    - `unnoted`: what the notes of the last commits lack.
     """
 
     reader: TableReader
@@ -107,7 +93,6 @@ class Evidence:
     partitions: int
     generations: Generations
     generation: Generation
-    version: int | None
     last_batch: int
     progress: pa.Table
     through: Sequence[tuple[Epoch, End]]
@@ -119,7 +104,6 @@ class Evidence:
     epochs: Epochs
     retention_bounds: RetentionBounds
     history: Mapping[int, History]
-    unnoted: Unnoted
 
     @property
     def end(self) -> End:
@@ -172,6 +156,12 @@ class Evidence:
     def batches(self) -> Sequence[Condition]:
         """Conditions that select the batches of the generation."""
         return [("batch", ">=", self.generation.from_batch), ("batch", "<=", self.last_batch)]
+
+    @property
+    def first_known(self) -> int:
+        """The first batch from which on all rows of `progress` are read."""
+        first = self.generation.from_batch
+        return first if self.is_full else max(first, self.last_batch - KNOWN_BATCHES + 1)
 
     def history_of(self, partition: int) -> History:
         """Return where a partition's history begins: before everything, if nothing was deleted."""
@@ -242,25 +232,26 @@ def read_evidence(
         every = [TopicPartition(i, p) for i in settings.inputs for p in range(partitions)]
         generations = Generations([Generation(0, 0, dict.fromkeys(every, 0), {})])
     selected = find_generation(generations, generation)
-    epoch_ends = [end for _, end in epochs.ends()]
-    version, batch, progress = _silver_now(reader, settings, generations, selected, epoch_ends)
+    first = selected.from_batch
+    batch = _last_batch(reader, generations, selected)
+    ends = sorted({end for end in [*(end for _, end in epochs.ends()), batch] if first <= end})
+    where: Where = [[("batch", "in", [end for end in ends if end <= batch])]]
+    progress = read_table(reader, settings, tables.PROGRESS, PROGRESS_COLUMNS, where)
     noted = defaultdict(list)
     for row in progress.to_pylist():
         noted[row["batch"]].append(row)
     ended_epochs = [
-        (epoch, _end_of(noted.get(end, [])))
-        for epoch, end in epochs.ends()
-        if selected.from_batch <= end < batch
+        (epoch, _end_of(noted.get(end, []))) for epoch, end in epochs.ends() if first <= end < batch
     ]
-    end = _end_of(noted.get(batch, []) if batch >= selected.from_batch else [])
+    end = _end_of(noted.get(batch, []))
     until = {**selected.begin, **end.until}
-    last_epoch = epochs.of(max(batch, selected.from_batch))
+    last_epoch = epochs.of(max(batch, first))
     through = [*ended_epochs, (last_epoch, end._replace(until=until))]
     bronze = [name for name in map(tables.bronze, settings.sources) if reader.exists(name)]
     counts = [row_count(reader, name) for name in bronze]
     one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
     bounds = read_retention_bounds(reader)
-    has_recovered = reader.exists(tables.RECOVERED)
+    has_silver = reader.exists(tables.SILVER)
     has_bronze = len(bronze) == len(settings.sources)
     return Evidence(
         reader,
@@ -268,19 +259,17 @@ def read_evidence(
         partitions,
         generations,
         selected,
-        version,
         batch,
         progress,
         through,
         recovered=_read_messages(reader, settings, selected),
-        since=read_since(reader, selected) if has_recovered else {},
-        out=read_out(reader, selected) if has_recovered and has_bronze else {},
+        since=read_since(reader, selected) if has_silver else {},
+        out=read_out(reader, selected) if has_silver and has_bronze else {},
         is_full=full,
         one_in=one_in,
         epochs=epochs,
         retention_bounds=bounds,
         history=read_history(reader, settings, partitions, selected, batch, bounds),
-        unnoted=read_unnoted(reader, settings, selected),
     )
 
 
@@ -310,7 +299,7 @@ def read_table(
     """Return what `TableReader.select` returns; no rows where the table does not exist."""
     if reader.exists(table):
         return reader.select(table, columns, where)
-    schema = tables.layout(settings)[table].schema
+    schema = Lake(settings).schema(table)
     return in_milliseconds(schema.empty_table().select(list(columns)))
 
 
@@ -318,7 +307,7 @@ def _read_messages(reader: TableReader, settings: Settings, generation: Generati
     """Return the messages of a lost lake that a generation knows."""
     columns = ["partition", "merge_key", "event_time", *DUE.names, *TENANT.names]
     where = MESSAGES if generation.number == 0 else [[("partition", "in", [])]]
-    return read_table(reader, settings, tables.RECOVERED, columns, where)
+    return read_table(reader, settings, tables.SILVER, columns, where)
 
 
 def _end_of(rows: Sequence[Mapping[str, Any]]) -> End:
@@ -327,37 +316,13 @@ def _end_of(rows: Sequence[Mapping[str, Any]]) -> End:
     return End(_by_topic_partition(rows, "until_offset"), heads, clocks)
 
 
-def _silver_now(
-    reader: TableReader,
-    settings: Settings,
-    generations: Generations,
-    generation: Generation,
-    ends: Sequence[int],
-) -> tuple[int | None, int, pa.Table]:
-    """Return a version of silver, a generation's last batch, and rows of `progress`.
-
-    A generation without a batch has the batch before its first one as its last. The rows are those
-    of the batches in `ends` and of the last batch, which may not be noted in the table yet.
-    """
-    is_merged = reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS)
-    version = reader.version(tables.SILVER) if is_merged else None
-    last = last_batch(reader, settings) if is_merged else None
+def _last_batch(reader: TableReader, generations: Generations, generation: Generation) -> int:
+    """Return a generation's last batch: the one before its first where it has none."""
     following = generations.after(generation)
-    first = generation.from_batch
-    newest_batch = -1 if last is None else last[0].batch
-    batch = max(first - 1, newest_batch) if following is None else following.from_batch - 1
-    batches = sorted({end for end in [*ends, batch] if first <= end <= batch})
-    noted = read_table(
-        reader, settings, tables.PROGRESS, PROGRESS_COLUMNS, [[("batch", "in", batches)]]
-    )
-    if (
-        last is not None
-        and last[0].batch == batch >= first
-        and not pc.any(pc.equal(noted["batch"], batch)).as_py()
-    ):
-        now = in_milliseconds(progress_rows(last[0], settings, last[1], 0))
-        noted = pa.concat_tables([noted, now.select(noted.column_names)])
-    return version, batch, noted
+    if following is not None:
+        return following.from_batch - 1
+    last = last_batch(reader) if reader.exists(tables.SILVER) else None
+    return max(generation.from_batch - 1, -1 if last is None else last.batch)
 
 
 def _by_topic_partition(

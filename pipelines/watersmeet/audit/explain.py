@@ -1,9 +1,9 @@
 """The history of a key: its merge records with their parts, how each part came there, when and why
 a record was closed, and where it was published.
 
-All of it comes from the tables. Silver holds the records. `progress` has the batch that merged an
-offset, the clock then, and the version of silver that holds the batch. Bronze has the event times
-of which a position is the largest.
+All of it comes from the tables at one version of silver. Silver has the records, and of each batch
+the offsets that it merged, and the clock then. Bronze has the event times of which a position is
+the largest.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from watersmeet.audit.explain_sink import SentMessages, Topics
 from watersmeet.audit.explain_tenants import TenantFacts
 from watersmeet.audit.explain_versions import CORRECTION_COLUMNS, CorrectionFacts
 from watersmeet.audit.show import utc
-from watersmeet.audit.unnoted import read_unnoted
 from watersmeet.core import sequence as sequences
 from watersmeet.core.columns import NULL_TIME
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId, input_of_part
-from watersmeet.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
+from watersmeet.core.plan import Available, Cursor, TopicPartition, positions_of
 from watersmeet.core.sequence import CORRECTED, ID, MERGED, message_id
 from watersmeet.core.types import DUE, NO_TENANT, TENANT
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
 from watersmeet.lake.decisions import read_decisions
-from watersmeet.lake.epochs import Epoch, Epochs, read_epochs
-from watersmeet.lake.generations import Generation, Generations, read_generations
+from watersmeet.lake.epochs import Epochs, read_epochs
+from watersmeet.lake.generations import Generations, read_generations
 from watersmeet.lake.inputs import of_input, of_key, of_topic, topic_partition
-from watersmeet.lake.progress import last_batch, progress_rows
+from watersmeet.lake.progress import BatchVersions, last_batch
 from watersmeet.lake.restored import check_not_deleted
 from watersmeet.lake.retention_bounds import read_retention_bounds
 from watersmeet.lake.snapshot import Snapshot
@@ -50,7 +49,6 @@ from watersmeet.lake.table_reader import (
     Where,
     row_count,
 )
-from watersmeet.lake.table_reader import normalise as in_milliseconds
 from watersmeet.settings import Settings
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -66,6 +64,9 @@ _LATE_COLUMNS += TENANT.names
 _DUPLICATE_COLUMNS = ["source", "topic", "partition", "offset", "event_time", "id", "of_offset"]
 _DUPLICATE_COLUMNS += ["is_late", "batch", *TENANT.names]
 
+_WAITING_COLUMNS = ["source", "topic", "partition", "offset", "event_time", *TENANT.names]
+_WAITING_COLUMNS += ["position"]
+
 NEAR = 5
 """Maximum number of similar keys that are shown for an unknown one."""
 
@@ -73,30 +74,6 @@ ALIKE_ROWS = 10_000
 """Maximum number of merge records among whose keys similar ones are looked for."""
 
 JsonObject = dict[str, Any]
-
-
-class _Merged(NamedTuple):
-    """How a record was merged: the batch, and the version of silver that it made; the record's
-    position among all records, and in its tenant (the same without tenants). Positions are None
-    where bronze does not have the record any more.
-    """
-
-    batch: int
-    version: int
-    position: int | None
-    own_position: int | None
-
-
-class Moment(NamedTuple):
-    """A point in the lake's history.
-
-    The last batch of silver that was known then (-1: none), the version of silver, and the time
-    (epoch ms); the latter two are None for now.
-    """
-
-    batch: int
-    version: int | None
-    at: int | None
 
 
 def explain(
@@ -120,105 +97,97 @@ def explain(
     - `near`: keys that look like this one, where nothing is known of it;
     - with tenants: the tenant of each record (all tenants, unless one is named) and why it waits or
       is late; `waiting` then also has the records that wait in silver;
-    - `warnings`, as problems: only where notes of now are not written yet.
+    - `as_of`, where it was asked: the version of silver, its last batch (-1: none), and the time.
+
+    A `version` is null where silver's log has forgotten the commit of that batch.
 
     Raises ConfigurationError where that version does not exist, where a tenant is named and the
     lake has none, or where a table of a lake with rows is gone.
     """
     settings.merge.check_tenants("--tenant", tenant)
-    reader = Snapshot(reader, settings)
-    check_not_deleted(reader, settings)
-    settings = read_epochs(reader, settings).current.settings
-    if not reader.exists(tables.SILVER) or not reader.exists(tables.PROGRESS):
-        return {
-            "key": key,
-            "as_of": None,
-            "records": [],
-            "late": [],
-            "duplicates": [],
-            "quarantined": [],
-            "waiting": [],
-            "near": [],
+    snapshot = Snapshot(reader, settings)
+    check_not_deleted(snapshot, settings)
+    answer: dict[str, Any] = {"key": key, "as_of": None}
+    if as_of is not None and snapshot.exists(tables.SILVER):
+        snapshot, answer["as_of"] = _moment(snapshot, as_of)
+    if not snapshot.exists(tables.SILVER):
+        nothing = ("records", "late", "duplicates", "quarantined", "waiting", "near")
+        return answer | {name: [] for name in nothing}
+    settings = read_epochs(snapshot, settings).current.settings
+    try:
+        history = _KeyHistory(snapshot, settings, key, tenant)
+        outcomes = {
+            "records": history.records(),
+            "late": history.late(),
+            "duplicates": history.duplicates(),
+            "quarantined": history.quarantined(),
+            "waiting": history.waiting(),
         }
-    last = last_batch(reader, settings)
-    newest_batch = None if last is None else last[:2]
-    moment = _moment(reader, as_of, newest_batch)
-    history = _KeyHistory(reader, settings, key, tenant, moment, newest_batch)
-    outcomes = {
-        "records": history.records(),
-        "late": history.late(),
-        "duplicates": history.duplicates(),
-        "quarantined": history.quarantined(),
-        "waiting": history.waiting(),
-    }
-    near = [] if any(outcomes.values()) else _near(reader, key)
-    generations = read_generations(reader, settings)
-    is_now = as_of is None and bool(generations)
-    warnings = read_unnoted(reader, settings, generations.newest).warnings if is_now else []
-    as_of_moment = None if as_of is None else moment._asdict()
-    answer = {"key": key, "as_of": as_of_moment, **outcomes, "near": near}
-    return {**answer, "warnings": warnings} if warnings else answer
+    except VersionGoneError as error:
+        hours = settings.retention_ms // 3_600_000
+        raise WatersmeetError(
+            f"version {error.version} of {error.table} cannot be read any more: versions are kept "
+            f"for `retention` ({hours} h)"
+        ) from error
+    near = [] if any(outcomes.values()) else _near(snapshot, key)
+    return {**answer, **outcomes, "near": near}
 
 
-def _moment(
-    reader: TableReader, as_of: int | datetime | None, last: tuple[BatchPlan, int] | None
-) -> Moment:
-    """Return the moment of a version of silver, or of a time; now for None.
-
-    `last`: silver's last batch and its version, which `progress` may not have yet.
-    """
-    if as_of is None:
-        return Moment(-1 if last is None else last[0].batch, None, None)
-    newest = reader.version(tables.SILVER)
-    if isinstance(as_of, int) and as_of > newest:
-        raise ConfigurationError(
-            f"silver has no version {as_of} yet", where="--as-of", fix=f"the newest is {newest}"
-        )
-    if isinstance(as_of, int):
-        moment = _batch_by(reader, ("silver_version", "<=", as_of))
-        if last is not None and moment.batch < last[0].batch and last[1] <= as_of:
-            moment = Moment(last[0].batch, last[1], None)
-        at = _committed_at(reader, moment.version or as_of) if moment.at is None else moment.at
-        return Moment(moment.batch, as_of, at)
-    at = _ms(as_of)
-    moment = _batch_by(reader, ("committed_at", "<=", at))
-    return Moment(moment.batch, moment.version or 0, at)
-
-
-def _batch_by(reader: TableReader, condition: Condition) -> Moment:
-    """Return the last batch in `progress` of which a condition holds, its version and its time.
-
-    Both are None where there is no such batch.
-    """
-    columns = {"batch": "batch", "version": "silver_version", "at": "committed_at"}
-    values = {name: ("max", column) for name, column in columns.items()}
-    [row] = reader.summary(tables.PROGRESS, [], values, [[condition]]).to_pylist()
-    return Moment(**row) if row["batch"] is not None else Moment(-1, None, None)
-
-
-def _committed_at(reader: TableReader, version: int) -> int:
-    """Return when a version of silver was committed (epoch ms)."""
-    newest = reader.version(tables.SILVER)
-    return reader.history(tables.SILVER, newest - version + 1)[-1].committed_at_ms
+def _moment(snapshot: Snapshot, as_of: int | datetime) -> tuple[Snapshot, JsonObject]:
+    """Return the moment of a version of silver, or of a time, and what the answer says of it."""
+    version: int | None
+    if isinstance(as_of, datetime):
+        at = _ms(as_of)
+        version = snapshot.version_at(tables.SILVER, at)
+        moment = snapshot.as_of(at)
+    else:
+        version = as_of
+        newest = snapshot.version(tables.SILVER)
+        if version > newest:
+            raise ConfigurationError(
+                f"silver has no version {version} yet",
+                where="--as-of",
+                fix=f"the newest is {newest}",
+            )
+        commit = snapshot.history(tables.SILVER, newest - version + 1)[-1]
+        if commit.number != version:
+            raise VersionGoneError(tables.SILVER, version)
+        at = commit.committed_at_ms
+        moment = snapshot.as_of(at, version)
+    last = last_batch(moment) if moment.exists(tables.SILVER) else None
+    batch = -1 if last is None else last.batch
+    return moment, {"batch": batch, "version": version, "at": at}
 
 
 def _ms(time: datetime) -> int:
     return (time - _EPOCH) // _MILLISECOND
 
 
+class _Merged(NamedTuple):
+    """How a record was merged: the batch, and the record's position among all records, and in its
+    tenant (the same without tenants). Positions are None where bronze does not have the record any
+    more.
+    """
+
+    batch: int
+    position: int | None
+    own_position: int | None
+
+
 @dataclass(frozen=True)
 class _KeyHistory:
-    """Reader of one key's rows in the tables, as they were at a moment."""
+    """Reader of one key's rows in the tables, as they are at the reader's moment."""
 
     reader: TableReader
     settings: Settings
     key: str
     tenant: str | None
-    moment: Moment
-    last: tuple[BatchPlan, int] | None
-    """Silver's last batch and the version that it made. Its rows of `progress` may not be written
-    yet.
-    """
+
+    @cached_property
+    def _batch(self) -> int:
+        """Silver's last batch (-1: none)."""
+        last = last_batch(self.reader)
+        return -1 if last is None else last.batch
 
     @cached_property
     def _topics(self) -> Topics:
@@ -230,13 +199,12 @@ class _KeyHistory:
         return self._sent_of(MERGED, self.settings.publish.topic)
 
     def _sent_of(self, sequence: sequences.Sequence, topic: str) -> SentMessages:
-        at = self.moment.at
-        return SentMessages(self.reader, sequence, self._generations, topic, self._topics, at)
+        return SentMessages(self.reader, sequence, self._generations, topic, self._topics)
 
     def records(self) -> list[JsonObject]:
         """Return the merge records, by partition and event time."""
         parts = self._parts()
-        merged = [self._record(row, parts) for row in self._rows if row["status"] != "waiting"]
+        merged = [self._record(row, parts) for row in self._rows]
         late_born = self._corrections.late_born(self._versions)
         return sorted([*merged, *late_born], key=itemgetter("partition", "event_time"))
 
@@ -248,25 +216,15 @@ class _KeyHistory:
     @cached_property
     def _rows(self) -> list[JsonObject]:
         columns = ["partition", "merge_key", "status", "event_time", "last_event_time"]
-        columns += ["valid", "invalid_reason", "batch", *DUE.names, *TENANT.names, "position"]
+        columns += ["valid", "invalid_reason", "batch", *DUE.names, *TENANT.names]
         columns += self.settings.sources
-        try:
-            rows = self.reader.select(
-                tables.SILVER, columns, [self._key_conditions], version=self.moment.version
-            )
-        except VersionGoneError as error:
-            kept = (
-                f"versions are kept for `retention` ({self.settings.retention_ms // 3_600_000} h)"
-            )
-            raise WatersmeetError(
-                f"version {self.moment.version} of silver cannot be read any more: {kept}"
-            ) from error
-        return sorted(rows.to_pylist(), key=itemgetter("partition", "event_time", *TENANT.names))
+        rows = self.reader.select(tables.MERGED, columns, [self._key_conditions]).to_pylist()
+        return sorted(rows, key=itemgetter("partition", "event_time", *TENANT.names))
 
     @cached_property
     def _shown_times(self) -> Sequence[str]:
         """Columns for when a merge record was closed, where the rules of the moment say it."""
-        return DUE.names if self._epochs.of(self.moment.batch).settings.merge.shows_closing else ()
+        return DUE.names if self._epochs.of(self._batch).settings.merge.shows_closing else ()
 
     def _record(
         self,
@@ -286,14 +244,14 @@ class _KeyHistory:
             key=lambda part: (part["position"] is not None, part["position"] or part["event_time"]),
             default=None,
         )
-        batch = self.moment.batch if is_open else row["batch"]
+        batch = self._batch if is_open else row["batch"]
         batch_rows = [r for r in self._named if (r["batch"], r["partition"]) == (batch, p)]
         clock = batch_rows[0]["clock"] if batch_rows else None
         names_of_inputs = self.settings.input_names
         heads = {names_of_inputs[InputId(r["source"], r["topic"])]: r["head"] for r in batch_rows}
         closed = {
             "batch": batch,
-            "version": self._versions.get(batch),
+            "version": self._versions.of(batch),
             "clock": clock,
             "heads": dict(sorted(heads.items())),
         }
@@ -321,7 +279,7 @@ class _KeyHistory:
     def _reason(self, row: JsonObject, clock: int | None) -> str:
         """Return, in a sentence, which rule has decided."""
         is_open = row["status"] == "open"
-        epoch = self._next_epoch if is_open else self._epochs.of(row["batch"])
+        epoch = self._epochs.current if is_open else self._epochs.of(row["batch"])
         window = epoch.settings.merge.window
         generation = self._generations.of(row["batch"])
         if row["invalid_reason"] == "reset":
@@ -363,12 +321,6 @@ class _KeyHistory:
     def _epochs(self) -> Epochs:
         return read_epochs(self.reader, self.settings)
 
-    @property
-    def _next_epoch(self) -> Epoch:
-        """The epoch whose rules a batch right after the moment would follow."""
-        at = self.moment.at
-        return self._epochs.current if at is None else self._epochs.at(at)
-
     @cached_property
     def _generations(self) -> Generations:
         return read_generations(self.reader, self.settings)
@@ -392,7 +344,7 @@ class _KeyHistory:
                 came = {
                     "position": merged.own_position,
                     "batch": merged.batch,
-                    "version": merged.version,
+                    "version": self._versions.of(merged.batch),
                 }
                 parts[number, tp, offset] = {
                     **place,
@@ -464,8 +416,7 @@ class _KeyHistory:
                     if last is None
                     else self._tenants.positions(tp, batch, begin, batch_records, last, decided)
                 )
-            version = batch_rows[n]["silver_version"]
-            merged |= {o: _Merged(batch, version, positions.get(o), own.get(o)) for o in here[n]}
+            merged |= {o: _Merged(batch, positions.get(o), own.get(o)) for o in here[n]}
         return merged
 
     def _batches_of(
@@ -514,7 +465,7 @@ class _KeyHistory:
     ) -> dict[int, list[IdleDecision]]:
         """Return the decisions of the idle policy about a topic-partition, by range of offsets."""
         decided: dict[int, list[IdleDecision]] = {n: [] for n in ends}
-        if not ends or not self.reader.exists(tables.IDLE_HEARTBEATS):
+        if not ends:
             return decided
         conditions: list[Condition] = [
             *_of(tp),
@@ -529,7 +480,7 @@ class _KeyHistory:
 
     @cached_property
     def _tenants(self) -> TenantFacts:
-        return TenantFacts(self.reader, self._epochs, self.moment.batch, self._now)
+        return TenantFacts(self.reader, self._epochs, self._batch, self._now)
 
     def late(self) -> list[JsonObject]:
         """Return the late records, by position."""
@@ -537,7 +488,7 @@ class _KeyHistory:
         return [
             {
                 **_shown(row, _LATE_COLUMNS),
-                "version": self._versions.get(row["batch"]),
+                "version": self._versions.of(row["batch"]),
                 **self._why_late(row),
                 **(self._corrections.became(row) if self._has_corrections else {}),
             }
@@ -549,14 +500,9 @@ class _KeyHistory:
         return tables.has_corrections(self.settings)
 
     @cached_property
-    def _correction_rows(self) -> list[JsonObject]:
-        conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
-        columns = [*CORRECTION_COLUMNS, *self.settings.sources]
-        return self._rows_at_moment(tables.CORRECTIONS, columns, *conditions)
-
-    @cached_property
     def _corrections(self) -> CorrectionFacts:
-        rows = self._correction_rows
+        columns = [*CORRECTION_COLUMNS, *self.settings.sources]
+        rows = self._rows_of(tables.CORRECTIONS, columns, *self._key_conditions)
         for row in rows:
             row["parts"] = [
                 (input_id, part["offset"], _ms(part["event_time"]))
@@ -565,22 +511,21 @@ class _KeyHistory:
         repeated = [row for row in self._duplicates if row["is_late"]]
         topic = self.settings.publish.corrections_topic or ""  # without one, there are no rows
         sent = self._sent_of(CORRECTED, topic)
-        bounds = read_retention_bounds(self.reader, self.moment.at)
+        bounds = read_retention_bounds(self.reader)
         deleted_until = bounds.last_of(tables.CORRECTIONS, tables.DUPLICATES)
         return CorrectionFacts(rows, repeated, self._generations, sent, deleted_until)
 
     @cached_property
     def _late(self) -> list[JsonObject]:
         names = [*_LATE_COLUMNS, *(("generation", "u") if self._has_corrections else ())]
-        conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
-        return self._rows_at_moment(tables.LATE, names, *conditions)
+        return self._rows_of(tables.LATE, names, *self._key_conditions)
 
     def duplicates(self) -> list[JsonObject]:
         """Return the repeated records, by coordinates, and what each repeats."""
         return [
             {
                 **_shown(row, _DUPLICATE_COLUMNS),
-                "version": self._versions.get(row["batch"]),
+                "version": self._versions.of(row["batch"]),
                 "reason": _why_repeated(row),
             }
             for row in self._duplicates
@@ -590,9 +535,8 @@ class _KeyHistory:
     def _duplicates(self) -> list[JsonObject]:
         if not self.settings.has_ids:
             return []
-        conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
         columns = [*_DUPLICATE_COLUMNS, "generation"]
-        return self._rows_at_moment(tables.DUPLICATES, columns, *conditions)
+        return self._rows_of(tables.DUPLICATES, columns, *self._key_conditions)
 
     def _why_late(self, row: JsonObject) -> JsonObject:
         """Return why a tenant's record is late."""
@@ -609,14 +553,17 @@ class _KeyHistory:
         The key in their value could not be read.
         """
         names = ("source", "topic", "partition", "offset", "reason", "detail")
-        return self._rows_at_moment(tables.QUARANTINE, names, ("key", "=", self.key.encode()))
+        return self._rows_of(tables.QUARANTINE, names, ("key", "=", self.key.encode()))
 
     def waiting(self) -> list[JsonObject]:
         """Return the records in bronze that the clock has not reached.
 
         With tenants, those in silver that their tenant's clock has not reached come before them.
         """
-        records = [self._waiting(row) for row in self._rows if row["status"] == "waiting"]
+        records = list[JsonObject]()
+        if self.settings.merge.has_tenants:
+            rows = self._rows_of(tables.WAITING, _WAITING_COLUMNS, *self._key_conditions)
+            records += map(self._waiting, rows)
         for input_id in self.settings.inputs:
             end_offsets = self._end_offsets(input_id)
             conditions = (
@@ -624,7 +571,7 @@ class _KeyHistory:
                 ("topic", "=", input_id.topic),
                 ("offset", ">=", min(end_offsets.values(), default=0)),
             )
-            rows = self._rows_at_moment(
+            rows = self._rows_of(
                 tables.bronze(input_id.source),
                 ("topic", "partition", "offset", "event_time", *TENANT.names),
                 *conditions,
@@ -641,80 +588,59 @@ class _KeyHistory:
 
         Before the first batch of a generation, it is the one at which the generation begins.
         """
-        generation = self._generation
-        begin = {} if generation is None else generation.offsets_of(input_id)
-        if generation is not None and self.moment.batch < generation.from_batch:
+        if not self._generations:
+            return {}
+        generation = self._generations.newest
+        begin = generation.offsets_of(input_id)
+        if self._batch < generation.from_batch:
             return begin
         merged = {
             row["partition"]: row["until_offset"]
             for row in self._now
-            if InputId(row["source"], row["topic"]) == input_id
+            if topic_partition(row).input == input_id
         }
         return begin | merged
-
-    @property
-    def _generation(self) -> Generation | None:
-        """The newest generation at the moment; None before the first."""
-        at = self.moment.at
-        decided = (g for g in reversed(self._generations) if at is None or g.decided_at <= at)
-        return next(decided, None)
 
     def _waiting(self, row: JsonObject) -> JsonObject:
         """Return a waiting row of silver as the answer has it."""
         p, tenant, position = (row[name] for name in ("partition", "tenant", "position"))
-        [(input_id, part)] = self._parts_of(row)
-        place = {**self._place(TopicPartition(input_id, p)), "offset": part["offset"]}
-        merge_state = {
-            "position": position,
-            "reason": self._tenants.why_waiting(p, tenant, position),
-        }
-        return {**place, "event_time": row["event_time"], "tenant": tenant, **merge_state}
+        return {**row, "reason": self._tenants.why_waiting(p, tenant, position)}
 
-    def _rows_at_moment(
+    def _rows_of(
         self, table: str, names: Sequence[str], *conditions: Condition
     ) -> list[JsonObject]:
-        """Return rows of a table as it was at the moment, by coordinates."""
+        """Return rows of a table by coordinates."""
         if not self.reader.exists(table):
             return []
-        version = None if self.moment.at is None else self.reader.version_at(table, self.moment.at)
-        if version is None and self.moment.at is not None:
-            return []  # the table did not exist yet
-        rows = self.reader.select(table, names, [list(conditions)], version=version)
+        rows = self.reader.select(table, names, [list(conditions)])
         by_coordinates = [("partition", "ascending"), ("offset", "ascending")]
         return rows.sort_by(by_coordinates).to_pylist()  # type: ignore[no-any-return]
 
     def _read_progress(self, where: Where) -> list[JsonObject]:
-        """Return the rows of `progress` up to the moment that meet the conditions."""
         columns = ["batch", "source", "topic", "partition", "from_offset", "until_offset"]
-        columns += ["head", "clock", "position", "silver_version"]
-        until: Condition = ("batch", "<=", self.moment.batch)
-        rows = self.reader.select(tables.PROGRESS, columns, [[until, *term] for term in where])
-        return rows.to_pylist()  # type: ignore[no-any-return]
+        columns += ["head", "clock", "position"]
+        return self.reader.select(tables.PROGRESS, columns, where).to_pylist()  # type: ignore[no-any-return]
 
     @cached_property
     def _now(self) -> list[JsonObject]:
-        """The rows of `progress` of the moment's batch, also where they are not noted yet."""
-        batch = self.moment.batch
-        rows = self._read_progress([[("batch", "=", batch)]])
-        if not rows and self.last is not None and self.last[0].batch == batch:
-            now = in_milliseconds(progress_rows(self.last[0], self.settings, self.last[1], 0))
-            rows = now.to_pylist()
-        return rows
+        """The rows of `progress` of the last batch."""
+        return self._read_progress([[("batch", "=", self._batch)]])
 
     @cached_property
     def _named(self) -> list[JsonObject]:
-        """The rows of `progress` of the batches that rows of the key name, and of the moment's."""
-        of_key = [*self._rows, *self._late, *self._duplicates, *self._correction_rows]
+        """The rows of `progress` of the batches that have closed merge records of the key, and of
+        the last batch.
+        """
         where: list[Condition] = [
-            (name, "in", sorted({row[name] for row in of_key} - {None}))
+            (name, "in", sorted({row[name] for row in self._rows}))
             for name in ("batch", "partition")
         ]
-        where.append(("batch", "<", self.moment.batch))
+        where.append(("batch", "<", self._batch))
         return [*self._read_progress([where]), *self._now]
 
     @cached_property
-    def _versions(self) -> dict[int, int]:
-        return {row["batch"]: row["silver_version"] for row in self._named}
+    def _versions(self) -> BatchVersions:
+        return BatchVersions(self.reader)
 
 
 def _of(tp: TopicPartition) -> list[Condition]:
@@ -758,8 +684,8 @@ def _near(reader: TableReader, key: str) -> list[str]:
             [("merge_key", "begins with", key[:shared])],
             [("merge_key", "ends with", key[-shared:])],
         ]
-        if row_count(reader, tables.SILVER, alike) <= ALIKE_ROWS:
-            keys = reader.summary(tables.SILVER, ["merge_key"], {"rows": ("count", "*")}, alike)
+        if row_count(reader, tables.MERGED, alike) <= ALIKE_ROWS:
+            keys = reader.summary(tables.MERGED, ["merge_key"], {"rows": ("count", "*")}, alike)
             return get_close_matches(key, keys["merge_key"].to_pylist(), NEAR)
         shared += max(1, (len(key) - shared) // 2)
     return []

@@ -71,9 +71,9 @@ class Topics:
 
 
 class SentMessages:
-    """Messages of a sequence in the topic that it was written to last, as that was at a time.
+    """Messages of a sequence in the topic that it was written to last.
 
-    `topic`: its name. `at`: epoch ms; None for now. A row is one of the sequence's table, with at
+    `topic`: its name. A row is one of the sequence's table, with at
     least `partition`, `batch`, and the columns of `order` and `published`.
     """
 
@@ -84,14 +84,12 @@ class SentMessages:
         generations: Generations,
         topic: str,
         topics: Topics,
-        at: int | None,
     ) -> None:
         self._reader = reader
         self._sequence = sequence
         self._generations = generations
         self._topic = topic
         self._topics = topics
-        self._until: list[Condition] = [] if at is None else [("committed_at", "<=", at)]
 
     def is_behind(self, row: JsonObject) -> bool:
         """Return True where a finished row sorts at or before the tail behind which its generation
@@ -116,7 +114,7 @@ class SentMessages:
             return None
         sequence, partition = self._sequence, row["partition"]
         place = sequence.place(row)
-        last = tail_after(self._reader, sequence, self._sink, partition, place, self._until)
+        last = tail_after(self._reader, sequence, self._sink, partition, place)
         if last is None:
             return None
         # A transaction has messages of one generation alone.
@@ -138,4 +136,4 @@ class SentMessages:
     @cached_property
     def _sink(self) -> str | None:
         is_there = self._reader.exists(tables.PUBLISHED)
-        return last_sink(self._reader, self._sequence, self._until) if is_there else None
+        return last_sink(self._reader, self._sequence) if is_there else None

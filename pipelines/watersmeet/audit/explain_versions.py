@@ -13,6 +13,7 @@ from watersmeet.audit.show import utc
 from watersmeet.core.inputs import InputId
 from watersmeet.core.sequence import CORRECTED, ID, TOO_MANY, VERSION, late_born_id
 from watersmeet.lake.generations import Generations
+from watersmeet.lake.progress import BatchVersions
 
 JsonObject = dict[str, Any]
 
@@ -37,7 +38,7 @@ _WHY_LATE_BORN: Final = "late-born: no merge record that had closed could hold i
 
 
 class CorrectionFacts:
-    """The corrections of a key as they were at a moment. Times are in ms.
+    """The corrections of a key. Times are in ms.
 
     - `rows`: its rows of `corrections`, each with its parts as (input, offset, event time) under
       `parts`.
@@ -69,10 +70,10 @@ class CorrectionFacts:
         of_row = self._by_record.get(_record_of({**row, "generation": generation}), ())
         return [self._version(correction) for correction in of_row]
 
-    def late_born(self, versions_of_silver: Mapping[int, int]) -> list[JsonObject]:
+    def late_born(self, versions_of_silver: BatchVersions) -> list[JsonObject]:
         """Return the records that late ones have opened, each as its newest version has it.
 
-        `versions_of_silver`: by batch, the version of silver that it made.
+        `versions_of_silver`: the versions that batches have made.
         """
         return [
             self._late_born(rows, versions_of_silver)
@@ -125,7 +126,7 @@ class CorrectionFacts:
         }
 
     def _late_born(
-        self, rows: Sequence[JsonObject], versions_of_silver: Mapping[int, int]
+        self, rows: Sequence[JsonObject], versions_of_silver: BatchVersions
     ) -> JsonObject:
         newest = rows[-1]
         names = ("partition", "event_time", "last_event_time")
@@ -145,7 +146,7 @@ class CorrectionFacts:
                     "event_time": event_time,
                     "position": came["position"],
                     "batch": came["batch"],
-                    "version": versions_of_silver.get(came["batch"]),
+                    "version": versions_of_silver.of(came["batch"]),
                     "rule": "opened" if newest["id"] == own_id else "joined",
                 }
             )

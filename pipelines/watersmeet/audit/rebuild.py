@@ -1,7 +1,7 @@
 """Rebuild of silver from bronze alone, in a folder of its own, and its comparison with silver.
 
 A rebuild may have another window. It is of one generation, and goes exactly as far as silver was:
-up to the offsets and the clocks of its last batch with notes. So the two can be compared row by row
+up to the offsets and the clocks of its last batch. So the two can be compared row by row
 (`verify --against`) while the lake itself goes on. Where `keep` or `forget` takes records out of
 bronze meanwhile, a rebuild ends with an error.
 
@@ -27,21 +27,21 @@ import pyarrow.compute as pc
 
 from watersmeet.audit.evidence import Evidence, find_generation, read_evidence
 from watersmeet.audit.problems import Findings, answer, different
-from watersmeet.audit.unnoted import before_unnoted
 from watersmeet.audit.verify_evidence import groups, place
 from watersmeet.core.columns import int64s, looked_up, time_column, times_ms
 from watersmeet.core.inputs import InputId
-from watersmeet.core.merge import REPLACING
 from watersmeet.core.open_before import open_before
 from watersmeet.core.plan import BatchPlan, End, OffsetRange, Rules, TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import RECORD_IDS
-from watersmeet.core.types import DUE, TENANT, TIME
+from watersmeet.core.silver import OUT, in_silver
+from watersmeet.core.types import DUE, TENANT
 from watersmeet.core.window import Window
 from watersmeet.engine import Engine
 from watersmeet.engine.choice import create_tables, open_engine
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
+from watersmeet.lake.commits import bronze_application, commit_of
 from watersmeet.lake.epochs import Epochs, begin_epoch, inherited_lateness, read_epochs
 from watersmeet.lake.generations import generation_rows, read_generations
 from watersmeet.lake.identity import (
@@ -51,11 +51,12 @@ from watersmeet.lake.identity import (
     kept_facts,
 )
 from watersmeet.lake.location import Lake
-from watersmeet.lake.progress import facts_of, last_batch
+from watersmeet.lake.progress import batch_rows, facts_of, last_batch
 from watersmeet.lake.recovered import rows_of_parts
 from watersmeet.lake.retention_bounds import History, read_retention_bounds
 from watersmeet.lake.snapshot import Snapshot
-from watersmeet.lake.table_reader import Condition, TableReader, Where
+from watersmeet.lake.table_reader import Condition, TableReader, Where, walk
+from watersmeet.lake.tables import Table
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.settings import Settings
 from watersmeet.silver import Silver
@@ -66,6 +67,15 @@ LAG_FIELD: Final = "merge.tenant_max_lag"
 tenants (ms), that were asked for. They are only there where the rules of some batch that it repeats
 were others.
 """
+
+VERSION_FIELD: Final = "rebuild.version"
+"""Field of the table `configuration` of a complete rebuild: the version of the lake's silver that
+holds the last batch that it repeats, and that it is compared with.
+"""
+
+_MERGE_RECORDS: Final[Condition] = ("status", "in", ["open", "waiting", "timed_out"])
+_ALIVE: Final[Condition] = ("status", "in", ["open", "waiting"])
+_FINISHED: Final[Condition] = ("status", "=", "timed_out")
 
 _COUNTS = ("records", "open", "waiting", "timed_out", "valid", "complete")
 
@@ -94,7 +104,7 @@ def rebuild(
     taken out of bronze meanwhile.
     """
     snapshot = Snapshot(reader, settings)
-    reader = before_unnoted(snapshot, settings)
+    reader = snapshot
     settings = read_epochs(reader, settings).current.settings
     evidence = read_evidence(reader, settings, _partitions(reader, settings), generation, full=True)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -102,6 +112,7 @@ def rebuild(
             f"{directory} is not an empty folder", where="--into", fix="name a new one"
         )
     settings.merge.check_tenants("--tenant-max-lag", lag_ms)
+    version = _version_of(evidence)
 
     def rebuilt(epoch_settings: Settings) -> Settings:
         """Return an epoch's settings as the rebuild has them: with its directory, and what was
@@ -120,13 +131,14 @@ def rebuild(
     keep_facts(into.reader, into.append, target, {REBUILD_GENERATION: str(number)})
     into.append(tables.GENERATIONS, begin)
     try:
-        for plan in _batches(here, into, rebuilt, evidence):
+        for plan in _batches(here, into, rebuilt, evidence, version):
             notify(plan)
     except Exception:  # deleted records break whatever reads them first
         _check_history(snapshot, settings, directory)
         raise
     _check_history(snapshot, settings, directory)
-    facts = {REBUILD_BATCH: str(evidence.last_batch), **_other_rules(evidence, rebuilt)}
+    facts = {REBUILD_BATCH: str(evidence.last_batch), VERSION_FIELD: str(version)}
+    facts |= _other_rules(evidence, rebuilt)
     keep_facts(into.reader, into.append, target, facts)
     since = {p: history.batch for p, history in evidence.history.items()}
     later = {p for p, batch in since.items() if batch >= evidence.generation.from_batch}
@@ -138,10 +150,29 @@ def rebuild(
         "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": target.merge.timeout_ms},
         "window": {"lake": _window_of(settings), "rebuilt": _window_of(target)},
         "tenant_max_lag_ms": lags,
-        "lake": content_of(here, settings, reader, evidence.batches, since, later=later),
-        "rebuilt": content_of(into, settings, into.reader, later=later),
+        "lake": content_of(here, settings, version, evidence.batches, since, later=later),
+        "rebuilt": content_of(into, settings, later=later),
     }
     return {name: value for name, value in answer.items() if name not in settings.hidden_names}
+
+
+def _version_of(evidence: Evidence) -> int:
+    """Return the version of silver that has a generation as its last batch has left it.
+
+    A jump that has ended it has closed rows since.
+    """
+    reader = evidence.reader
+    if evidence.following is None:
+        return reader.version(tables.SILVER)
+    for version in walk(reader, tables.SILVER):
+        commit = commit_of(tables.SILVER, version)
+        if commit is not None and commit.facts.get("batch") == evidence.last_batch:
+            return version.number
+    raise WatersmeetError(
+        f"it is not known which version of silver batch {evidence.last_batch} made",
+        where="--generation",
+        fix="rebuild a later one",
+    )
 
 
 class HistoryMovedError(WatersmeetError):
@@ -190,7 +221,7 @@ def rebuilt_settings(settings: Settings, directory: Path) -> Settings:
 def content_of(
     engine: Engine,
     settings: Settings,
-    reader: TableReader,
+    version: int | None = None,
     batches: Sequence[Condition] = (),
     since: Mapping[int, int] = MappingProxyType({}),
     *,
@@ -203,9 +234,10 @@ def content_of(
     - By source: how many records were merged, how many of them into a complete merge record, how
       many were late and, where records have ids, how many were duplicates.
 
-    Silver is read as `reader` has it. Only these `batches` count. What was finished, or late, up
-    to the batch `since` of its partition does not count. Nor do late duplicates in partitions whose
-    history begins `later` than the generation: they follow from merge records of before.
+    Silver is read at its `version`, by default the last. Only these `batches` count. What was
+    finished, or late, up to the batch `since` of its partition does not count. Nor do late
+    duplicates in partitions whose history begins `later` than the generation: they follow from
+    merge records of before.
     """
     sources = list(settings.sources)
     names = list(_COUNTS)
@@ -215,8 +247,8 @@ def content_of(
     rows = engine.read(
         tables.SILVER,
         ["partition", "status", "valid", "batch", *sources],
-        [list(batches)] if batches else (),
-        version=reader.version(tables.SILVER),
+        [[*batches, _MERGE_RECORDS]],
+        version=version,
     )
     counted = engine.per_partition(
         partial(_counted, sources=sources, schema=schema, since=since), [rows], schema
@@ -228,7 +260,9 @@ def content_of(
     if later:
         compared = [("is_late", "=", False)], [("partition", "not in", sorted(later))]
         where[tables.DUPLICATES] = [[*batches, *condition] for condition in compared]
-    noted_counts = {name: _noted(reader, name, where[name], since) for name in noted}
+    noted_counts = {
+        name: _noted(engine.reader, name, where[name], since, version) for name in noted
+    }
     source_counts = {}
     for source in sources:
         source_counts[source] = {
@@ -239,11 +273,14 @@ def content_of(
     return {**shown, "sources": source_counts}
 
 
-def _noted(reader: TableReader, table: str, where: Where, since: Mapping[int, int]) -> Counter[str]:
-    """Return, by source, how many records of these batches a table of notes has."""
+def _noted(
+    reader: TableReader, view: str, where: Where, since: Mapping[int, int], version: int | None
+) -> Counter[str]:
+    """Return, by source, how many records of these batches a view has."""
     counts: Counter[str] = Counter()
     by = ["source", "partition", "batch"]
-    for row in reader.summary(table, by, {"n": ("count", "*")}, where).to_pylist():
+    rows = reader.summary(view, by, {"n": ("count", "*")}, where, version=version)
+    for row in rows.to_pylist():
         counts[row["source"]] += row["n"] * (row["batch"] > since.get(row["partition"], -1))
     return counts
 
@@ -288,31 +325,29 @@ def _open_at(
 
 
 def _begin(
-    here: Engine,
+    opened: pa.Table,
     owner: Owner,
-    settings: Settings,
     evidence: Evidence,
     begins: Mapping[int, History],
     epoch: int,
 ) -> None:
     """Write a rebuild's batch for partitions whose history does not begin with the lake.
 
-    It has the merge records that were open there then, and how far the merge was. `epoch`: that of
-    the rebuild whose rules closed none of these records.
+    It has the merge records that were open there then (`opened`), and how far the merge was.
+    `epoch`: that of the rebuild whose rules closed none of these records.
     """
     into = owner.engine
-    last = last_batch(into.reader, settings)
+    last = last_batch(into.reader)
     number = 0
     clocks = dict[int, int]()
-    ends = dict[TopicPartition, int]()
     ranges = {
         tp: OffsetRange(since, since, None, None, None)
         for tp, since in evidence.generation.begin.items()
     }
     if last is not None:
-        number = last[0].batch + 1
-        clocks = dict(last[0].clocks)
-        for tp, done in last[0].ranges.items():
+        number = last.batch + 1
+        clocks = dict(last.clocks)
+        for tp, done in last.ranges.items():
             ranges[tp] = OffsetRange(
                 done.until_offset, done.until_offset, done.position, done.position, done.head
             )
@@ -320,18 +355,36 @@ def _begin(
         for input_id, offset in history.offsets.items():
             tp = TopicPartition(input_id, p)
             position = history.positions[input_id]
-            ends[tp] = offset
             ranges[tp] = OffsetRange(offset, offset, position, position, position)
         if history.clock is not None:
             clocks[p] = history.clock
     plan = BatchPlan(
         number, ranges, clocks, has_late=False, generation=evidence.generation.number, epoch=epoch
     )
-    schema = into.lake.layout[tables.SILVER].schema
+    batch = in_silver(batch_rows(plan, now_ms()), "batch", opened.schema)
+    owner.append(tables.SILVER, pa.concat_tables([opened, batch]), facts=facts_of(plan))
+    bounds = [("silver", p, history.batch, None, now_ms()) for p, history in begins.items()]
+    into.append(tables.FLOORS, into.lake.layout[tables.FLOORS].rows(bounds))
+
+
+def _opened(
+    here: Engine,
+    settings: Settings,
+    evidence: Evidence,
+    begins: Mapping[int, History],
+    version: int,
+) -> pa.Table:
+    """Return the merge records that were open where histories begin, from a version of silver."""
+    schema = here.lake.schema(tables.SILVER)
     since = {p: history.batch for p, history in begins.items()}
-    changed: Where = [[("status", "!=", "timed_out")], [("batch", ">", min(since.values()))]]
-    changed = [[*term, ("partition", "in", [*begins]), *evidence.batches] for term in changed]
-    rows = here.read(tables.SILVER, schema.names, changed, version=evidence.version)
+    ends = {
+        TopicPartition(input_id, p): offset
+        for p, history in begins.items()
+        for input_id, offset in history.offsets.items()
+    }
+    own = [("partition", "in", [*begins]), *evidence.batches]
+    where: Where = [[_ALIVE, *own], [_FINISHED, ("batch", ">", min(since.values())), *own]]
+    rows = here.read(tables.SILVER, schema.names, where, version=version)
     open_rows = partial(
         _open_at,
         ends=ends,
@@ -339,14 +392,7 @@ def _begin(
         inputs=settings.inputs,
         rules=Rules(settings.merge.window),
     )
-    opened = here.collect(here.per_partition(open_rows, [rows], schema))
-    for name in REPLACING:
-        opened = opened.append_column(name, pa.nulls(len(opened), TIME))
-    commit = owner.next_commit(tables.SILVER, facts=facts_of(plan, settings))
-    into.merge(tables.SILVER, into.rows(opened), commit)
-    owner.confirm(tables.SILVER, commit)
-    retention_bounds = [("silver", p, batch, None, now_ms()) for p, batch in since.items()]
-    into.append(tables.FLOORS, into.lake.layout[tables.FLOORS].rows(retention_bounds))
+    return here.collect(here.per_partition(open_rows, [rows], schema))
 
 
 def _end(
@@ -362,21 +408,25 @@ def _end(
 
 
 def _batches(
-    here: Engine, into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence
+    here: Engine,
+    into: Engine,
+    rebuilt: Callable[[Settings], Settings],
+    evidence: Evidence,
+    version: int,
 ) -> Iterator[BatchPlan]:
     """Merge the generation into `into`, epoch by epoch, and yield each batch.
 
-    `rebuilt`: returns the rebuild's settings for those of an epoch.
+    `rebuilt`: returns the rebuild's settings for those of an epoch. `version`: that of silver.
     """
     owner = Owner(into)
     number = evidence.generation.number
     rows: list[dict[str, Any]] = evidence.recovered.to_pylist()
-    rows += [{"partition": p, "since": since} for p, since in evidence.since.items()]
+    rows += [{"partition": p, "position": since} for p, since in evidence.since.items()]
     rows += rows_of_parts(evidence.out if number else {})
     if rows:
-        recovered = into.lake.layout[tables.RECOVERED]
-        recovered_rows = ({**row, "recovered_at": now_ms(), "generation": number} for row in rows)
-        into.append(tables.RECOVERED, recovered.rows_of(recovered_rows))
+        out = Table(tables.SILVER, OUT).rows_of({**row, "generation": number} for row in rows)
+        out = in_silver(out, "out", into.lake.schema(tables.SILVER))
+        owner.append(tables.SILVER, out, bronze_application())
     later = dict(evidence.history)
     next_epochs = [epoch.from_batch for epoch, _ in evidence.through[1:]]
     for number_there, ((epoch, end), until_batch) in enumerate(
@@ -390,17 +440,18 @@ def _batches(
         later = {p: history for p, history in later.items() if p not in begins}
         settings = rebuilt(epoch.settings)
         if begins:
-            _begin(here, owner, settings, evidence, begins, max(0, number_there - 1))
+            opened = _opened(here, settings, evidence, begins, version)
+            _begin(opened, owner, evidence, begins, max(0, number_there - 1))
         ends = {
             tp: _end(tp, offset, end.heads.get(tp), evidence, later)
             for tp, offset in end.until.items()
         }
-        last = last_batch(into.reader, settings)
+        last = last_batch(into.reader)
         begin_epoch(
             into.reader,
             into.append,
             settings,
-            0 if last is None else last[0].batch + 1,
+            0 if last is None else last.batch + 1,
             now_ms(),
         )
         rebuilt_epochs = Epochs(
@@ -432,16 +483,20 @@ def _partitions(reader: TableReader, settings: Settings) -> int:
 
 Row = tuple[Any, ...]
 
-_RECORD_COLUMNS: Final = ["partition", "source", "topic", "offset", "merge_key", "event_time"]
-_LATE_COLUMNS: Final = [*_RECORD_COLUMNS, "position", "u", "value", *TENANT.names]
-"""Columns of late records that are compared."""
-
-_DUPLICATE_COLUMNS: Final = [*_RECORD_COLUMNS, "id", "of_offset", "is_late", *TENANT.names]
-"""Columns of duplicates that are compared."""
-
-_CORRECTION_PLACE: Final = ["partition", "source", "topic", "offset"]
+_PLACE: Final = ("partition", "source", "topic", "offset")
 _NOT_COMPARED: Final = frozenset({"batch", "generation", RECORD_BYTES.name})
-"""Columns of corrections that are not compared: a rebuild cuts batches in another way."""
+"""Columns of views that are not compared: a rebuild cuts batches in another way."""
+
+_AGES: Final = {
+    tables.SILVER: "last_event_time",
+    tables.LATE: "position",
+    tables.DUPLICATES: "event_time",
+    tables.PASSED: "position",
+    tables.CORRECTIONS: "last_event_time",
+}
+"""What is compared (merge records, and records that wait, as rows of silver), and by which column
+the lake may have deleted rows of it.
+"""
 
 
 def verify_against(
@@ -451,19 +506,21 @@ def verify_against(
     directory: Path,
     generation: int | None = None,
 ) -> dict[str, Any]:
-    """Compare silver, late, duplicates and corrections with the rebuild `there`, and return the
-    answer of `verify --against --json`.
+    """Compare silver with the rebuild `there`, and return the answer of `verify --against --json`.
 
-    Both are compared as they were when the rebuild was made, in the generation that the rebuild is
-    of. The columns of their content are compared (`batch` is not), a group of partitions at a time.
+    What the generation of the rebuild had by its last batch is compared: merge records and what
+    waits, late, duplicate and passed records, and corrections. What was final then is compared as
+    it is now, and the rest as it was then. The columns of their content are compared (`batch` is
+    not), a group of partitions at a time.
 
     Raises ConfigurationError where there is no rebuild, or where the rebuild has another generation
     than the one that is named, or was asked to have another timeout or another lag of tenants.
     """
-    here = before_unnoted(Snapshot(here, settings), settings)
+    here = Snapshot(here, settings)
     settings = read_epochs(here, settings).current.settings
     facts = _check_rebuild(there, directory)
-    own = find_generation(read_generations(here, settings), int(facts.get(REBUILD_GENERATION, "0")))
+    generations = read_generations(here, settings)
+    own = find_generation(generations, int(facts.get(REBUILD_GENERATION, "0")))
     if generation is not None and generation != own.number:
         raise ConfigurationError(
             f"{directory} was derived from generation {own.number}, and not from {generation}",
@@ -471,39 +528,31 @@ def verify_against(
             fix=f"leave `--generation` out, or rebuild with `--generation {generation}`",
         )
     batch = int(facts[REBUILD_BATCH])
-    if batch > (-1 if (last := last_batch(here, settings)) is None else last[0].batch):
+    last = last_batch(here)
+    if last is None or batch > last.batch:
         raise WatersmeetError(
             f"{directory} goes up to batch {batch}, which this lake does not have",
             where="--against",
             fix="rebuild again",
         )
+    is_newest = own == generations.newest
+    version = int(facts[VERSION_FIELD])
     comparison = _Comparison(
         here,
         there,
         settings,
-        own.from_batch,
-        batch,
-        version=_version_after(here, settings, batch),
+        (own.from_batch, batch),
+        version=None if is_newest else version,
+        alive_version=None if is_newest and batch == last.batch else version,
         since=read_retention_bounds(there).batches,
         kept=read_retention_bounds(here).times,
-        silver=_silver_columns(settings),
     )
-    in_silver = Findings("silver")
-    in_late = Findings("late")
-    in_duplicates = Findings("duplicates")
-    in_corrections = Findings("corrections")
+    names = [name for name in _AGES if name not in settings.hidden_names]
+    findings = {name: Findings(name) for name in names}
     for first, until in groups(_partitions(here, settings)):
-        partitions = range(first, until)
-        comparison.check_silver(partitions, in_silver)
-        comparison.check_noted(tables.LATE, _LATE_COLUMNS, "position", partitions, in_late)
-        if settings.has_ids:
-            names = _DUPLICATE_COLUMNS
-            comparison.check_noted(
-                tables.DUPLICATES, names, "event_time", partitions, in_duplicates
-            )
-        if tables.has_corrections(settings):
-            comparison.check_corrections(partitions, in_corrections)
-    return answer([in_silver, in_late, in_duplicates, in_corrections])
+        for name, found in findings.items():
+            comparison.check(name, range(first, until), found)
+    return answer(findings.values())
 
 
 def _check_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
@@ -513,7 +562,7 @@ def _check_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
     of the batches that it repeats.
     """
     facts = kept_facts(there)
-    if REBUILD_BATCH not in facts:
+    if VERSION_FIELD not in facts:
         raise ConfigurationError(
             f"{directory} holds no complete rebuild",
             where="--against",
@@ -539,145 +588,74 @@ def _check_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Silver and its notes of a lake and of its rebuild, as they were after `batch`.
+    """Silver of a lake and of its rebuild.
 
-    - `from_batch`: the first batch of the generation that the rebuild is of.
-    - `version`: the version of the lake's silver after `batch`.
+    - `batches`: the first batch of the generation that the rebuild is of, and the last that it
+      repeats.
+    - `version`: of the lake's silver, for what was final then; None: the last.
+    - `alive_version`: the same for what was open or waited then.
     - `since`: by partition, the batch with which the rebuild's history begins.
     - `kept`: by table and partition, the time (ms) before which the lake may have deleted rows.
-    - `silver`: the columns that are compared.
     """
 
     here: TableReader
     there: TableReader
     settings: Settings
-    from_batch: int
-    batch: int
-    version: int
+    batches: tuple[int, int]
+    version: int | None
+    alive_version: int | None
     since: Mapping[int, int]
     kept: Mapping[tuple[str, int], int]
-    silver: list[str]
 
-    def check_silver(self, partitions: range, findings: Findings) -> None:
-        """Compare the merge records of some partitions.
-
-        Left out are those that were finished before the rebuild's history begins.
-        """
-        conditions: list[Condition] = [
-            ("partition", ">=", partitions.start),
-            ("partition", "<", partitions.stop),
-        ]
-        is_own: Condition = ("batch", ">=", self.from_batch)
-        alive: Where = [[*conditions, is_own]]
-        if self.since:
-            alive = [[*conditions, is_own, ("status", "!=", "timed_out")]]
-            alive += [
-                [("partition", "=", p), ("batch", ">", self.since.get(p, -1)), is_own]
-                for p in partitions
+    def check(self, name: str, partitions: range, findings: Findings) -> None:
+        """Compare the rows of silver, or of a view, of some partitions."""
+        names = self._columns(name)
+        here = list[Row]()
+        there = list[Row]()
+        for is_alive in (True, False) if name == tables.SILVER else (False,):
+            version = self.alive_version if is_alive else self.version
+            terms = {p: self._term(name, p, is_alive=is_alive) for p in partitions}
+            own = [
+                [*term, *self._batches(p, is_alive=is_alive)] for p, term in terms.items() if term
             ]
-        here = _rows(self.here, tables.SILVER, self.silver, alive, self.version)
-        there = _rows(self.there, tables.SILVER, self.silver, [conditions])
-        kept_here = _kept(here, self.silver, self.kept)
-        kept_there = _kept(there, self.silver, self.kept)
-        for key, one, other in different(kept_here, kept_there, itemgetter(slice(3))):
-            findings.add(_difference(one, other, self.silver), place(*key))
+            if own:
+                here += _rows(self.here, name, names, own, version)
+                there += _rows(self.there, name, names, [*filter(None, terms.values())])
+        key = itemgetter(slice(3 if name == tables.SILVER else len(_PLACE)))
+        for at, one, other in different(here, there, key):
+            where = place(*at) if name == tables.SILVER else f"{name}: {at[2]}[{at[0]}]@{at[3]}"
+            findings.add(_difference(one, other, names), where)
 
-    def check_noted(
-        self, table: str, columns: list[str], age: str, partitions: range, findings: Findings
-    ) -> None:
-        """Compare the late, or repeated, records of some partitions.
+    def _batches(self, p: int, *, is_alive: bool) -> list[Condition]:
+        first, last = self.batches
+        since = first - 1 if is_alive else max(self.since.get(p, -1), first - 1)
+        return [("batch", ">", since), ("batch", "<=", last)]
 
-        `age`: the column by which the lake may have deleted rows of the table.
-        """
-        where_here = list[list[Condition]]()
-        where_there = list[list[Condition]]()
-        for p in partitions:
-            after = max(self.since.get(p, -1), self.from_batch - 1)
-            conditions: list[Condition] = [
-                ("partition", "=", p),
-                (age, ">=", self.kept.get((table, p), 0)),
-            ]
-            if table == tables.DUPLICATES and not self._is_whole(p):
-                conditions.append(("is_late", "=", False))
-            where_here.append([*conditions, ("batch", ">", after), ("batch", "<=", self.batch)])
-            where_there.append(conditions)
-        here = _rows(self.here, table, columns, where_here)
-        there = _rows(self.there, table, columns, where_there)
-        _compare(table, here, there, columns, findings)
+    def _term(self, name: str, p: int, *, is_alive: bool) -> list[Condition]:
+        """Return the condition for the rows of a partition that are compared; empty for none."""
+        here: Condition = ("partition", "=", p)
+        if is_alive:
+            return [here, _ALIVE]
+        conditions: list[Condition] = [here, (_AGES[name], ">=", self.kept.get((name, p), 0))]
+        # Where a history begins within the generation, corrections and late duplicates build on
+        # merge records from before, which the rebuild does not have.
+        is_whole = self.since.get(p, -1) < self.batches[0]
+        if name == tables.SILVER:
+            conditions.append(_FINISHED)
+        elif name == tables.PASSED:
+            conditions.append(("status", "=", "passed"))
+        elif name == tables.DUPLICATES and not is_whole:
+            conditions.append(("is_late", "=", False))
+        return [] if name == tables.CORRECTIONS and not is_whole else conditions
 
-    def check_corrections(self, partitions: range, findings: Findings) -> None:
-        """Compare the corrections of some partitions: those that are whole in the rebuild."""
-        whole = [p for p in partitions if self._is_whole(p)]
-        if not whole:
-            return
-        is_there: list[Condition] = [("partition", "in", whole)]
-        batches: list[Condition] = [("batch", ">=", self.from_batch), ("batch", "<=", self.batch)]
-        columns = tables.layout(self.settings)[tables.CORRECTIONS].schema.names
-        names = _CORRECTION_PLACE + [
-            name for name in columns if name not in _NOT_COMPARED.union(_CORRECTION_PLACE)
-        ]
-        here = _rows(self.here, tables.CORRECTIONS, names, [[*is_there, *batches]])
-        there = _rows(self.there, tables.CORRECTIONS, names, [is_there])
-        _compare(tables.CORRECTIONS, here, there, names, findings)
-
-    def _is_whole(self, partition: int) -> bool:
-        """Return True where the history of a partition does not begin within the generation.
-
-        Else its corrections and late duplicates build on merge records from before, which the
-        rebuild does not have.
-        """
-        return self.since.get(partition, -1) < self.from_batch
-
-
-def _compare(
-    table: str, here: Iterator[Row], there: Iterator[Row], names: list[str], findings: Findings
-) -> None:
-    """Compare rows that a late or repeated record names: their first four columns are its place."""
-    for (partition, _, topic, offset), one, other in different(here, there, itemgetter(slice(4))):
-        where = f"{table}: {topic}[{partition}]@{offset}"
-        findings.add(_difference(one, other, names), where)
-
-
-def _silver_columns(settings: Settings) -> list[str]:
-    columns = ["partition", "merge_key", "event_time", "last_event_time", "status"]
-    columns += [*settings.sources, "valid", "invalid_reason"]
-    ids = [RECORD_IDS.name] if settings.has_ids else []
-    return [*columns, *DUE.names, *TENANT.names, "position", *ids]
-
-
-def _version_after(reader: TableReader, settings: Settings, batch: int) -> int:
-    """Return the version of silver right after a batch."""
-    version = reader.version(tables.SILVER)
-    last = last_batch(reader, settings)
-    if last is not None and last[0].batch == batch:
-        return max(version, last[1])  # a key may have been forgotten since
-    batch_condition: Where = [[("batch", "=", batch)]]
-    [version] = reader.summary(
-        tables.PROGRESS, [], {"version": ("max", "silver_version")}, batch_condition
-    )["version"].to_pylist()
-    if version is None:
-        raise WatersmeetError(
-            f"it is not known which version of silver batch {batch} made", fix="rebuild again"
-        )
-    return int(version)
-
-
-def _kept(
-    rows: Iterator[Row], names: Sequence[str], retention_bounds: Mapping[tuple[str, int], int]
-) -> Iterator[Row]:
-    """Return the rows of silver without those that `keep` has deleted, or may delete.
-
-    These were finished before the table begins.
-    """
-    partition, status, last = (
-        names.index(name) for name in ("partition", "status", "last_event_time")
-    )
-    limits = {p: time for (table, p), time in retention_bounds.items() if table == tables.SILVER}
-    return (
-        row
-        for row in rows
-        if row[status] != "timed_out" or row[last] >= limits.get(row[partition], row[last])
-    )
+    def _columns(self, name: str) -> list[str]:
+        if name == tables.SILVER:
+            columns = ["partition", "merge_key", "event_time", "last_event_time", "status"]
+            columns += [*self.settings.sources, "valid", "invalid_reason"]
+            ids = [RECORD_IDS.name] if self.settings.has_ids else []
+            return [*columns, *DUE.names, *TENANT.names, "position", *ids]
+        schema = Lake(self.settings).schema(name)
+        return [*_PLACE, *(n for n in schema.names if n not in _NOT_COMPARED.union(_PLACE))]
 
 
 def _rows(

@@ -35,8 +35,8 @@ from watersmeet.audit.report_charts import (
     told_apart,
 )
 from watersmeet.audit.show import duration, utc
+from watersmeet.core import sequence as sequences
 from watersmeet.core.inputs import InputId
-from watersmeet.core.sequence import MERGED
 from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.errors import Problem
 from watersmeet.lake.epochs import read_epochs
@@ -46,12 +46,13 @@ from watersmeet.lake.newest import bronze_ends
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import is_of
 from watersmeet.lake.snapshot import Snapshot
-from watersmeet.lake.table_reader import Condition, TableReader, Where
+from watersmeet.lake.table_reader import TableReader, Where
 from watersmeet.lake.tables import (
     CORRECTIONS,
     DUPLICATES,
     IDLE_HEARTBEATS,
     LATE,
+    MERGED,
     PROGRESS,
     PUBLISHED,
     QUARANTINE,
@@ -108,12 +109,8 @@ _PUBLISHED = (
     "last_closed_at",
     "committed_at",
 )
-# What waits for its tenant's clock is no merge record yet.
-_IS_RECORD: list[Condition] = [("status", "!=", "waiting")]
-_NOT_RESET: Where = [
-    [*_IS_RECORD, ("invalid_reason", "is null", None)],
-    [*_IS_RECORD, ("invalid_reason", "!=", "reset")],
-]
+_IN_MERGE: Where = [[("status", "in", ["open", "waiting", "timed_out"])]]
+_NOT_RESET: Where = [[("invalid_reason", "is null", None)], [("invalid_reason", "!=", "reset")]]
 _SIZES = (*range(1, 9), *(2**n for n in range(4, 32)))
 _NO_CLOCK = "No partition has a clock: in each there is a source without a record."
 _SHOWN = f" Of more than {SHOWN_PARTITIONS} partitions, those whose clocks are furthest behind."
@@ -183,7 +180,7 @@ class _LakeFigures:
     def __init__(self, reader: TableReader, settings: Settings) -> None:
         self.reader = reader
         self.settings = settings
-        self.layout = Lake(settings).layout
+        self.lake = Lake(settings)
         self.sources = tuple(settings.sources)
         self.inputs = tuple(settings.inputs_by_name)
         self.hidden = settings.hidden_names
@@ -218,11 +215,11 @@ class _LakeFigures:
             for p, count in self.summary(table, ["partition"], "count *", where=where):
                 counts[p][name] += count
         for p, status, valid, count in self.summary(
-            SILVER, ["partition", "status", "valid"], "count *"
+            SILVER, ["partition", "status", "valid"], "count *", where=_IN_MERGE
         ):
             counts[p][status.replace("_", " ")] += count
             counts[p]["not valid"] += count * (valid is False)
-        of_sink = [[is_of(MERGED)]]
+        of_sink = [[is_of(sequences.MERGED)]]
         for p, last_seq in self.summary(PUBLISHED, ["partition"], "max last_seq", where=of_sink):
             counts[p]["published"] = last_seq + 1  # the sequence has no gap
         places = [("all", [*counts], min(self.clocks.values(), default=None))] if counts else []
@@ -257,13 +254,13 @@ class _LakeFigures:
         if not self.settings.merge.has_tenants:
             return
         title = "Slowest tenants"
-        last = last_batch(self.reader, self.settings) if self.reader.exists(PROGRESS) else None
+        last = last_batch(self.reader) if self.reader.exists(PROGRESS) else None
         if last is None or not (tenant_rows := unfinished(self.reader)).num_rows:
             yield Figure(title, "No tenant has anything open or waiting.", [])
             return
-        moment = BatchEnd(last[0].cursors(), last[0].clocks)
+        moment = BatchEnd(last.cursors(), last.clocks)
         epochs = read_epochs(self.reader, self.settings)
-        times = times_of(tenant_rows, clocks_at(self.reader, epochs, last[0].batch, moment))
+        times = times_of(tenant_rows, clocks_at(self.reader, epochs, last.batch, moment))
         times.sort(key=lambda row: (row[2] or 0) - moment.clocks.get(row[0], 0))
         counts = {
             (row["partition"], row["tenant"], row["status"]): row["rows"]
@@ -315,7 +312,7 @@ class _LakeFigures:
 
         Clocks, leads and idle sources are those of the partitions that are shown.
         """
-        recent = [("committed_at", ">=", self.since), is_of(MERGED)]
+        recent = [("committed_at", ">=", self.since), is_of(sequences.MERGED)]
         published = self.read(PUBLISHED, _PUBLISHED, [recent])
         decisions = self.read(
             IDLE_HEARTBEATS,
@@ -514,7 +511,7 @@ class _LakeFigures:
         read: those that begin in the first part of a step.
         """
         figures = "count *", "min event_time", "max event_time", "max due"
-        counts = self.summary(SILVER, ["status", "invalid_reason"], *figures, where=[_IS_RECORD])
+        counts = self.summary(MERGED, ["status", "invalid_reason"], *figures)
         if not counts:
             yield Figure("Merge records", "Silver has no merge record yet.", [])
             return
@@ -613,7 +610,7 @@ class _LakeFigures:
         change = np.zeros(steps.number)
         share = np.zeros(steps.number)
         for sign, column in ((1, "event_time"), (-1, "due")):
-            for times in self.times(SILVER, column, _NOT_RESET):
+            for times in self.times(MERGED, column, _NOT_RESET):
                 change += sign * steps.totals(times)
                 # A share of that step is left after either time.
                 share += sign * steps.totals(times, 1 - times % steps.width / steps.width)
@@ -659,7 +656,7 @@ class _LakeFigures:
         rows = (
             self.reader.select(table, columns, where)
             if is_there
-            else self.layout[table].schema.empty_table()
+            else self.lake.schema(table).empty_table()
         )
         arrays = {name: _array(rows[name]) for name in columns}
         if not {*_INPUT} <= {*columns}:

@@ -474,6 +474,8 @@ def explain_view(answer: dict[str, Any]) -> Group:
     when = (
         ""
         if moment is None
+        else f" as of {utc(moment['at'])}, before silver's first version"
+        if moment["version"] is None
         else f" as of version {moment['version']} of silver ({utc(moment['at'])})"
     )
     newest = sorted(

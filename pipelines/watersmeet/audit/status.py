@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 from watersmeet.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
 from watersmeet.audit.newest import doubts_of_newest
 from watersmeet.audit.show import utc
-from watersmeet.audit.unnoted import read_unnoted
 from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
-from watersmeet.core.plan import Cursor, OpenTransaction, TopicPartition
+from watersmeet.core.plan import BatchPlan, Cursor, OpenTransaction, TopicPartition
 from watersmeet.core.sequence import CORRECTED, MERGED, TOO_MANY
 from watersmeet.core.window import Window
 from watersmeet.errors import KafkaTransientError, Problem, UnreadableRecordsError
@@ -31,7 +30,7 @@ from watersmeet.lake.decisions import last_decisions
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import Generation, Generations, read_generations
 from watersmeet.lake.inputs import of_topic
-from watersmeet.lake.progress import LastBatch, last_batch
+from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import last_tails
 from watersmeet.lake.quality import last_results
 from watersmeet.lake.schemas import FULL, schema_ids, unknown_schemas
@@ -62,6 +61,7 @@ PATIENCE_S = 2.5
 """
 
 _THREADS = 8
+_OUTCOME = ("partition", "status", "invalid_reason")
 
 Bounds = Mapping[TopicPartition, tuple[int, int]]
 Transactions = Mapping[TopicPartition, OpenTransaction]
@@ -105,7 +105,7 @@ def status(
       no record yet, and counts in no lag.
 
     `quality` is as `last_results` has it. `warnings`, as problems, is there where something looks
-    wrong (`audit.doubts`) or where notes are not written yet (`audit.unnoted`).
+    wrong (`audit.doubts`).
     """
     reader = Snapshot(reader, settings)
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -114,7 +114,6 @@ def status(
         generations = read_generations(reader, settings)
         newest = _newest(generations)
         unmet = pool.submit(unmet_in_lake, reader, settings)
-        unnoted = pool.submit(read_unnoted, reader, settings, newest)
         current = read_epochs(reader, settings).current.settings
         progress = _read_progress(pool, reader, settings, newest)
         slowest_tenants = (
@@ -149,7 +148,7 @@ def status(
         *of_newest.result(),
         *heads_in_future(settings, _heads(settings, rows), time.time_ns() // 1_000_000),
     ]
-    warnings = [*(problem._asdict() for problem in problems), *unnoted.result().warnings]
+    warnings = [problem._asdict() for problem in problems]
     return {
         "partitions": rows,
         "quality": quality.result(),
@@ -224,7 +223,7 @@ class _Progress(NamedTuple):
 def _read_progress(
     pool: ThreadPoolExecutor, reader: TableReader, settings: Settings, generation: Generation
 ) -> _Progress:
-    cursors = pool.submit(_cursors, reader, settings, generation)
+    cursors = pool.submit(_cursors, reader, generation)
     decisions = pool.submit(_decisions, reader, generation)
     next_offsets = {tp: cursor.next_offset for tp, cursor in cursors.result().items()}
     since = {**generation.begin, **next_offsets}
@@ -234,8 +233,9 @@ def _read_progress(
 
 
 class _Counts(NamedTuple):
-    """Numbers of rows by partition: of silver by status too, and for what timed out also by
-    `invalid_reason` (null: valid). `next_due`: times (ms) of open rows.
+    """Numbers of rows by partition: of silver by status too (of late records that have corrected
+    nothing: `too_many`), and for what timed out and is not valid also by `invalid_reason`.
+    `next_due`: times (ms) of open rows.
     """
 
     silver: Mapping[tuple[Any, ...], int]
@@ -243,11 +243,8 @@ class _Counts(NamedTuple):
     next_due: Mapping[int, int]
     to_publish: Mapping[int, int]
     behind_sink: Mapping[int, int]
-    late: Mapping[tuple[Any, ...], int]
-    duplicates: Mapping[tuple[Any, ...], int]
     quarantined: Mapping[tuple[Any, ...], int]
     published: Mapping[int, int]
-    corrections: Mapping[tuple[Any, ...], int]
     corrections_published: Mapping[int, int]
 
     def of(self, partition: int) -> dict[str, Any]:
@@ -270,11 +267,11 @@ class _Counts(NamedTuple):
             "not_valid_reasons": dict(sorted(reasons.items())),
             "not_in_silver": max(0, surplus),
             "in_former_sink": max(0, -surplus),
-            "late": self.late.get((partition,), 0),
-            "corrections": self.corrections.get((partition, False), 0),
-            "too_many": self.corrections.get((partition, True), 0),
+            "late": self.silver.get((partition, "late"), 0),
+            "corrections": self.silver.get((partition, "correction"), 0),
+            "too_many": self.silver.get((partition, TOO_MANY), 0),
             "corrections_published": self.corrections_published.get(partition, 0),
-            "duplicates": self.duplicates.get((partition,), 0),
+            "duplicates": self.silver.get((partition, "duplicate"), 0),
             "quarantined": self.quarantined.get((partition,), 0),
         }
 
@@ -282,43 +279,30 @@ class _Counts(NamedTuple):
 def _read_counts(
     pool: ThreadPoolExecutor, reader: TableReader, settings: Settings, newest: Generation
 ) -> _Counts:
-    by_reason = ("partition", "status", "valid", "invalid_reason")
-    silver_rows = pool.submit(_counts, reader, tables.SILVER, *by_reason)
+    silver_rows = pool.submit(_silver_rows, reader)
     next_due = pool.submit(_next_due, reader, settings.merge.window)
     behind_sink = pool.submit(_counted, reader, count_behind_sink, newest)
-    late = pool.submit(_counts, reader, tables.LATE, "partition")
-    duplicates = _counts(reader, tables.DUPLICATES, "partition") if settings.has_ids else {}
     quarantined = pool.submit(_counts, reader, tables.QUARANTINE, "partition")
     tails = last_tails(reader, MERGED)
     silver = Counter[tuple[Any, ...]]()
     not_valid = defaultdict[int, Counter[str]](Counter)
-    for (partition, status_of_row, valid, reason), count in silver_rows.result().items():
-        silver[partition, status_of_row] += count
-        if valid is False:
-            not_valid[partition][reason] += count
+    for row in silver_rows.result():
+        partition, status_of_row, reason = (row[name] for name in _OUTCOME)
+        silver[partition, TOO_MANY if reason == TOO_MANY else status_of_row] += row["rows"]
+        if status_of_row == "timed_out" and reason is not None:
+            not_valid[partition][reason] += row["rows"]
     partitions = [p for p, status_of_row in silver if status_of_row == "timed_out"]
     to_publish = pool.submit(_counted, reader, count_to_publish, newest, tails, partitions)
-    corrections: Mapping[tuple[Any, ...], int] = {}
-    corrected: Mapping[int, int] = {}
-    if tables.has_corrections(settings):
-        counted = _counts(reader, tables.CORRECTIONS, "partition", "invalid_reason")
-        by_kind = Counter[tuple[Any, ...]]()
-        for (partition, reason), count in counted.items():
-            by_kind[partition, reason == TOO_MANY] += count
-        corrections = by_kind
-        corrected = {p: tail.seq + 1 for p, tail in last_tails(reader, CORRECTED).items()}
+    corrected = last_tails(reader, CORRECTED) if tables.has_corrections(settings) else {}
     return _Counts(
         silver,
         not_valid,
         next_due.result(),
         to_publish.result(),
         behind_sink.result(),
-        late.result(),
-        duplicates,
         quarantined.result(),
         {p: tail.seq + 1 for p, tail in tails.items()},
-        corrections,
-        corrected,
+        {p: tail.seq + 1 for p, tail in corrected.items()},
     )
 
 
@@ -457,18 +441,15 @@ def _rows(
     return reader.summary(table, by, values, where).to_pylist() if reader.exists(table) else []
 
 
-def _cursors(
-    reader: TableReader, settings: Settings, generation: Generation
-) -> dict[TopicPartition, Cursor]:
+def _cursors(reader: TableReader, generation: Generation) -> dict[TopicPartition, Cursor]:
     """Return how far the merge has passed each topic-partition in a generation."""
-    last = _last_batch(reader, settings)
-    return {} if last is None or last[0].batch < generation.from_batch else last[0].cursors()
+    last = _last_batch(reader)
+    return {} if last is None or last.batch < generation.from_batch else last.cursors()
 
 
-def _last_batch(reader: TableReader, settings: Settings) -> LastBatch | None:
-    """Return silver's last batch; None where the tables do not exist yet."""
-    is_there = reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS)
-    return last_batch(reader, settings) if is_there else None
+def _last_batch(reader: TableReader) -> BatchPlan | None:
+    """Return silver's last batch; None where the table does not exist yet."""
+    return last_batch(reader) if reader.exists(tables.SILVER) else None
 
 
 def _counted(
@@ -476,6 +457,12 @@ def _counted(
 ) -> Mapping[int, int]:
     """Return a count of rows of silver; nothing where the table does not exist yet."""
     return count(reader, *about) if reader.exists(tables.SILVER) else {}
+
+
+def _silver_rows(reader: TableReader) -> list[Row]:
+    statuses = ["open", "waiting", "timed_out", "late", "duplicate", "correction"]
+    where = [[("status", "in", statuses)]]
+    return _rows(reader, tables.SILVER, _OUTCOME, where, rows=("count", "*"))
 
 
 def _next_due(reader: TableReader, window: Window) -> dict[int, int]:
@@ -487,11 +474,11 @@ def _next_due(reader: TableReader, window: Window) -> dict[int, int]:
 
 def _slowest(reader: TableReader, settings: Settings) -> dict[int, SlowestTenant]:
     """Return the slowest tenant of each partition, as silver's last batch left them."""
-    last = _last_batch(reader, settings)
+    last = _last_batch(reader)
     if last is None or not (rows := unfinished(reader)).num_rows:
         return {}
-    end = BatchEnd(last[0].cursors(), last[0].clocks)
-    return slowest(rows, clocks_at(reader, read_epochs(reader, settings), last[0].batch, end))
+    end = BatchEnd(last.cursors(), last.clocks)
+    return slowest(rows, clocks_at(reader, read_epochs(reader, settings), last.batch, end))
 
 
 def _decisions(reader: TableReader, generation: Generation) -> dict[TopicPartition, IdleDecision]:

@@ -6,19 +6,19 @@ One generation is checked, by default the newest, as if there were no other; wit
 them, one after the other. What is not of one generation alone (the sink, dead letters, what belongs
 to no partition) is checked with the newest.
 
-Only one thing is believed of progress: how far silver is, per topic-partition, and its clock. That
-is checked against bronze. The checks are numbered as in the contract:
+The checks are numbered as in the contract:
 
 1. *bronze* has every offset once, and lacks none that Kafka has; no table has rows of another topic
    or partition; where sources are repartitioned, keys (a sample, or all) are where they belong, and
    elsewhere a note says whether some are in two partitions;
-2. every record that the merge has passed is in exactly one outcome;
+2. every record that the merge has passed has exactly one trace in silver: it is in a merge record,
+   or has a row of its own;
 3. no key of a tenant has two open rows, and no two rows share partition, tenant, key and event
    time;
-4. what should have timed out has, nothing else has, nothing waits for long, and each batch's clock
-   is what bronze says;
-5. silver, late and duplicates are what the merge model makes of bronze, for a sample of keys or for
-   all, and corrections what their model makes of it; rows are valid where they should be;
+4. what should have timed out has, nothing else has, nothing waits for long, no batch is missing,
+   and how far each came, and its clocks, are what bronze says;
+5. silver is what the merge model makes of bronze, for a sample of keys or for all, and corrections
+   what their model makes of it; rows are valid where they should be;
 6. the *sink* holds silver's finished records in order, and nothing else, and the topic of
    corrections those;
 7. topics of *dead letters* have each late or refused record once, as it came, in order of offset.
@@ -27,8 +27,8 @@ Where rows have been deleted (`keep`), what came before a partition's history be
 (`lake.retention_bounds`). The merge records that were open then are taken from silver.
 
 A running lake disturbs nothing. The ends of Kafka's topics are taken first, then versions of all
-tables that belong together (`lake.snapshot`), and only what these have merged is judged. What a
-batch has not noted yet is derived (`unnoted`). Only `forget` takes several commits to reach a new
+tables that belong together (`lake.snapshot`), and only what these have merged is judged. Only
+`forget` takes several commits to reach a new
 state: what it has begun to erase is not judged, and while it is at work, everything is looked at
 again, `LOOKS` times at most.
 
@@ -36,8 +36,8 @@ For each partition the order is: read its rows of all tables (`verify_evidence`)
 by the merge model what they should be (`verify_model`), compare tables and topics with that
 (`verify_tables`, `verify_corrections`, `verify_sequence`, `verify_dead_letters`), and report.
 
-A group of partitions is in memory at a time. Of `progress` and of silver's versions the last
-`KNOWN_BATCHES` are read, with `--full` all.
+A group of partitions is in memory at a time. Of `progress` the last `KNOWN_BATCHES` are read, with
+`--full` all.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ from watersmeet.audit.verify_sequence import (
 )
 from watersmeet.audit.verify_tables import (
     Bounds,
+    check_batches,
     check_clock,
     check_key_partitions,
     check_model,
@@ -73,8 +74,6 @@ from watersmeet.audit.verify_tables import (
     check_outcomes,
     check_places,
     check_rows,
-    check_versions,
-    with_unnoted,
     without_erased,
 )
 from watersmeet.audit.verify_validity import Validator
@@ -239,14 +238,14 @@ def _check_generation(evidence: Evidence, topics: _Topics) -> tuple[list[Finding
     settings = evidence.settings
     validator = Validator(evidence.epochs)
     key_partitions = KeyPartitions()
-    names = ["places", "keys", "bronze", "forgotten keys", "outcomes", "rows of silver", "clock"]
-    names += ["the merge model", "corrections", "versions of silver"]
+    names = ["places", "keys", "bronze", "forgotten keys", "outcomes", "rows of silver", "batches"]
+    names += ["the merge model", "corrections"]
     names += [ends.kind.topic for ends in topics.sequences]
     names += [f"dead letters of {topic.table}" for topic in topics.dead_letters]
     findings = {name: Findings(name) for name in names}
     if evidence.following is None:
         check_places(evidence, findings["places"])
-    check_versions(evidence, findings["versions of silver"])
+    check_batches(evidence, findings["batches"])
     for partition in read_partitions(evidence, validator.evaluated):
         check_offsets(partition, topics.bounds, findings["bronze"])
         check_key_partitions(partition, key_partitions, findings["keys"])
@@ -264,7 +263,7 @@ def _check_generation(evidence: Evidence, topics: _Topics) -> tuple[list[Finding
             f"a jump has ended generation {number}, and its records that are not out are not "
             "closed yet; the next start closes them, and they are judged as if it had"
         )
-    return list(findings.values()), [*notes, *evidence.unnoted.notes]
+    return list(findings.values()), notes
 
 
 def check_partition(
@@ -275,10 +274,9 @@ def check_partition(
     """
     partition, erasing = without_erased(partition.validated, findings["forgotten keys"])
     model = expected(partition)
-    partition = with_unnoted(partition, model.outcomes)
-    check_outcomes(partition, model.outcomes, erasing, findings["outcomes"])
+    check_outcomes(partition, erasing, findings["outcomes"])
     check_rows(partition, model.clocks, validator, findings["rows of silver"])
-    check_clock(partition, findings["clock"])
+    check_clock(partition, findings["batches"])
     check_model(partition, model.outcomes, erasing.keys, findings["the merge model"])
     check_corrections(
         partition, model.corrections, erasing.keys, validator, findings["corrections"]

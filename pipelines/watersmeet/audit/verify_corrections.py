@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any, Final
 
-from watersmeet.audit.evidence import read_table
+from watersmeet.audit.evidence import NULL
 from watersmeet.audit.problems import Findings
 from watersmeet.audit.verify_evidence import CorrectionRow, Partition, place
 from watersmeet.audit.verify_validity import Validator
@@ -19,7 +19,6 @@ from watersmeet.core.message import correction_header_bytes
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import TOO_MANY, late_born_id, message_id
 from watersmeet.lake import tables
-from watersmeet.lake.table_reader import Condition
 
 _CONTENT: Final = (
     *("event_time", "is_late_born", "version", "position", "u", "settled_at", "due"),
@@ -45,29 +44,28 @@ def check_corrections(
     """Check that late records with sampled keys have corrected what they should, and nothing else,
     and that corrections are valid where predicate and size say so.
 
-    Where rows were deleted, what late records belong to may be gone: then only the latter is
-    checked. While the notes of the last batch are missing, so may its corrections be.
+    Each is of the batch that has settled it. Where rows were deleted, what late records belong to
+    may be gone: then only the rest is checked.
     """
     evidence = partition.evidence
     if not tables.has_corrections(evidence.settings):
         return
     rows = [row for row in partition.corrections if evidence.is_own(row.batch)]
     _check_validity(partition, rows, validator, findings)
+    _check_batches(partition, rows, findings)
     if evidence.history_of(partition.number).batch >= 0:
         return
     rows = [row for row in rows if evidence.is_sampled(row.key)]
     actual = _by_record(chain(map(_of_row, rows), _late_duplicates(partition)))
     of_model = [] if model is None else [*_of_model(partition, model), *_repeated(model)]
     expected = _by_record(of_model)
-    if evidence.unnoted.batch is not None:
-        expected = {late: content for late, content in expected.items() if late in actual}
     unlike = set(erasing)
     for late in sorted(actual.keys() | expected.keys()):
         input_id, offset, tenant, key = late
         if (tenant, key) in erasing or actual.get(late) == expected.get(late):
             continue
         unlike.add((tenant, key))
-        name = evidence.settings.input_names[input_id]
+        name = evidence.settings.input_names.get(input_id, input_id.topic)
         table_has, model_has = (_described(side.get(late, ())) for side in (actual, expected))
         findings.add(
             f"of the late record at offset {offset} of {name} the tables have {table_has}, and the "
@@ -88,6 +86,20 @@ def _check_validity(
         actual = row.columns["valid"], row.columns["invalid_reason"]
         if actual != right:
             what = "valid is {} ({}), and must be {} ({})".format(*actual, *right)
+            findings.add(what, _place(partition, row))
+
+
+def _check_batches(partition: Partition, rows: Iterable[CorrectionRow], findings: Findings) -> None:
+    """Check that a correction is of the batch whose clock was the first to come to `settled_at`."""
+    clocks = partition.clocks
+    for row in rows:
+        settled_at = row.columns["settled_at"]
+        before, after = clocks.get(row.batch - 1, NULL), clocks.get(row.batch, settled_at)
+        if not before < settled_at <= after:
+            what = (
+                f"it is of batch {row.batch}, which takes the clock from {before} to {after}, and "
+                f"was settled at {settled_at}"
+            )
             findings.add(what, _place(partition, row))
 
 
@@ -160,19 +172,9 @@ def _of_row(row: CorrectionRow) -> tuple[LateRecord, Content]:
 
 
 def _late_duplicates(partition: Partition) -> Iterator[tuple[LateRecord, Content]]:
-    evidence = partition.evidence
-    where: list[Condition] = [
-        ("partition", "=", partition.number),
-        ("generation", "=", evidence.generation.number),
-        ("batch", "<=", evidence.last_batch),
-        ("is_late", "=", True),
-    ]
-    names = ("source", "topic", "offset", "tenant", "merge_key", "of_offset")
-    rows = read_table(evidence.reader, evidence.settings, tables.DUPLICATES, names, [where])
-    for row in rows.to_pylist():
-        source, topic, offset, tenant, key, of_offset = row.values()
-        if evidence.is_sampled(key):
-            yield (InputId(source, topic), offset, tenant, key), (of_offset,)
+    for input_id, offset, tenant, key, of_offset in partition.late_duplicates:
+        if partition.evidence.is_sampled(key):
+            yield (input_id, offset, tenant, key), (of_offset,)
 
 
 def _of_model(

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from watersmeet.audit.evidence import MAX_TIME, Evidence, Ints, numbers
+from watersmeet.audit.evidence import MAX_TIME, Evidence, Ints
 from watersmeet.audit.problems import Findings
-from watersmeet.audit.verify_evidence import Partition, rows_of_input
+from watersmeet.audit.verify_evidence import Partition
 from watersmeet.core.dead_letters import (
     LATE,
     NEXT_OFFSETS,
@@ -307,12 +306,8 @@ def _table_offsets(partition: Partition, topic: DeadLetterTopic) -> dict[InputId
     Only as far as the partition's history goes.
     """
     if topic.table == tables.QUARANTINE:
-        return {tp.input: np.unique(log.quarantined) for tp, log in partition.logs.items()}
-    return {tp.input: np.unique(numbers(_late(partition, tp)["offset"])) for tp in partition.logs}
-
-
-def _late(partition: Partition, tp: TopicPartition) -> pa.Table:
-    return rows_of_input(partition.late_rows, tp.input)
+        return {tp.input: log.refused for tp, log in partition.logs.items()}
+    return {input_id: np.unique(offsets) for input_id, (offsets, _) in partition.late.items()}
 
 
 def _is_judged(
@@ -321,7 +316,9 @@ def _is_judged(
     """Return, for records that the table lacks, True where they must not be in the topic."""
     evidence = partition.evidence
     log = partition.logs[tp]
-    is_judged = ~np.isin(offsets, log.old) & ~_is_readded(partition, topic, tp, offsets)
+    is_judged = ~_is_readded(partition, topic, tp, offsets)
+    if (tables.QUARANTINE, tp.partition) in evidence.retention_bounds.times:
+        is_judged &= np.isin(offsets, log.offset)  # of others nothing is left
     is_judged &= np.array(
         [partition.is_judged(tp.input, offset) for offset in offsets.tolist()], bool
     )
@@ -350,9 +347,8 @@ def _is_readded(
     is_readded = np.zeros(len(offsets), bool)
     if topic.table == tables.LATE and evidence.settings.merge.has_tenants:
         firsts = [e.from_batch for e in evidence.epochs[1:] if evidence.is_own(e.from_batch)]
-        late = _late(partition, tp)
-        anew = late.filter(pc.is_in(late["batch"], pa.array(firsts, late["batch"].type)))
-        is_readded |= np.isin(offsets, numbers(anew["offset"]))
+        late_offsets, batches = partition.late[tp.input]
+        is_readded |= np.isin(offsets, late_offsets[np.isin(batches, firsts)])
     for since, until in evidence.reread_ranges.get(tp, ()):
         is_readded |= (offsets >= since) & (offsets < until)
     return is_readded

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.audit.evidence import (
-    KNOWN_BATCHES,
     NULL,
     PROGRESS_COLUMNS,
     Evidence,
@@ -45,8 +44,10 @@ One partition is in memory at a time, or that fraction of the lake.
 """
 
 
-DUPLICATE = "duplicate"
-"""The outcome of a repeated record."""
+LATE: Final = "late"
+DUPLICATE: Final = "duplicate"
+PASSED: Final = "passed"
+"""Outcomes of records that are not merged, as silver's `status` has them."""
 
 
 def repeated(record_id: str, of_offset: int) -> str:
@@ -57,13 +58,15 @@ def repeated(record_id: str, of_offset: int) -> str:
 class Outcome(NamedTuple):
     """The outcome of records with a key.
 
-    - `status`: of a merge record `open`, `timed_out`, or `reset` (closed by a jump); `late`;
-      DUPLICATE, of a repeated record;
-      `waiting` for its tenant's clock; or PUBLISHED, for a part of a message that was out before.
-    - `event_time` and `last` (ms): `last` is the last event time, or the position of a late record.
+    - `status`: of a merge record `open`, `timed_out`, or `reset` (closed by a jump); of a record
+      `waiting` for its tenant's clock, LATE, DUPLICATE, or PASSED.
+    - `event_time` and `last` (ms): `last` is the last event time, or the position of a record that
+      is late or passed.
     - `parts`: of each its source, offset, event time and value, as its text, or as JSON of the
-      fields of a schema. Of a duplicate, `repeated` stands for the value.
-    - `due` and `closed_at` (ms): of a merge record; `closed_at` where it has timed out.
+      fields of a schema. Of a duplicate, `repeated` stands for the value, and what is passed has
+      none.
+    - `due` and `closed_at` (ms): of a merge record; `closed_at` where it has timed out. Of a late
+      record, `due` is its `u`.
     - `position` (ms): of a waiting record.
     """
 
@@ -82,7 +85,7 @@ class Outcome(NamedTuple):
         parts = []
         for input_id, offset, *values in self.parts[:5]:
             texts = ", ".join(str(value)[:40] for value in values)
-            parts.append(f"{names[input_id]}@{offset} ({texts})")
+            parts.append(f"{names.get(input_id, input_id.topic)}@{offset} ({texts})")
         optional = {"due": self.due, "closed at": self.closed_at, "position": self.position}
         times = "".join(f", {name} {time}" for name, time in optional.items() if time is not None)
         return (
@@ -228,25 +231,26 @@ class Sampled(NamedTuple):
 class Log(NamedTuple):
     """One topic-partition as bronze has it. All but `repeated`, `read` and `sampled` are offsets.
 
+    - `begin`: the first that the generation is judged by.
     - `offset`: all, in order.
     - `repeated`: how often an offset is there, if more than once.
     - `refused`: of refused records.
-    - `old`: of records that are older than quarantine's floor, by Kafka's timestamp.
     - `unread`: of records with a value that were neither read nor refused.
-    - `quarantined`: of records in quarantine.
     - `consumed`: of records with a key that the generation has made something of.
+    - `decided`: of the records that decisions follow, each with the batch that they let go on
+      (NULL: none).
     - `read`: what the generation has read.
     - `sampled`: the records with sampled keys, by offset.
     - `erased`: of records that `forget` has taken key and value from.
     """
 
+    begin: int
     offset: Ints
     repeated: Mapping[int, int]
     refused: Ints
-    old: Ints
     unread: Sequence[int]
-    quarantined: Ints
     consumed: Ints
+    decided: Sequence[tuple[int, int]]
     read: ReadLog
     sampled: Mapping[int, Sampled]
     erased: Set[int]
@@ -256,10 +260,14 @@ class Log(NamedTuple):
 class Partition:
     """All rows of one partition.
 
-    - `rows`, `late` and `duplicates`: those of the generation.
+    - `rows`: merge records of the generation, and records that wait.
+    - `not_merged`: its outcomes of other records, each with its batch.
+    - `late_duplicates`: of its late records that make no correction the tenant, key and place, and
+      the offset of the part with its id.
     - `published`: rows of other generations that have a message.
     - `corrections`: those of the generation, and of earlier ones.
-    - `late_rows`: the rows of `late` up to the generation's last batch, also of earlier ones.
+    - `late`: by input, the offsets and batches of the rows of `late` up to the generation's last
+      batch, also of earlier ones.
     - `recovered`: of each message of a lost lake its key, event time, due and closed_at (ms), and
       tenant.
     - `progress`: its columns in order of batch, with NULL for a time that is null.
@@ -269,11 +277,11 @@ class Partition:
     number: int
     logs: Mapping[TopicPartition, Log]
     rows: Sequence[Row]
+    not_merged: Sequence[tuple[Outcome, int]]
+    late_duplicates: Sequence[tuple[InputId, int, str, str, int]]
     published: Sequence[Row]
     corrections: Sequence[CorrectionRow]
-    late: Sequence[Outcome]
-    duplicates: Sequence[Outcome]
-    late_rows: pa.Table
+    late: Mapping[InputId, tuple[Ints, Ints]]
     recovered: Sequence[tuple[str, int, int, int, str]]
     progress: pa.Table
 
@@ -288,13 +296,22 @@ class Partition:
         epoch, end = self.evidence.through[-1]
         if not row.is_finished:
             return epoch, end.clocks.get(self.number)
-        return self.evidence.epochs.of(row.batch), self._clocks.get(
+        return self.evidence.epochs.of(row.batch), self.clocks.get(
             row.batch, end.clocks.get(self.number, NULL)
         )
 
+    def clock_before(self, row: Row) -> int | None:
+        """Return the clock (ms) after the batch before a finished row's own, by the same rules;
+        None where there is none.
+        """
+        if not row.is_finished or self.evidence.epochs.of(row.batch).from_batch == row.batch:
+            return None
+        before = self.clocks.get(row.batch - 1, NULL)
+        return None if before == NULL else before
+
     @cached_property
-    def _clocks(self) -> Mapping[int, int]:
-        """Clocks (ms) by batch."""
+    def clocks(self) -> Mapping[int, int]:
+        """Clocks (ms) by batch, of those that were read."""
         return dict(
             zip(*(self.progress[name].to_pylist() for name in ("batch", "clock")), strict=True)
         )
@@ -326,19 +343,23 @@ def groups(partitions: int) -> list[tuple[int, int]]:
 _RECORD = ("merge_key", "event_time", *TENANT.names)
 _INPUT = ("source", "topic")
 _JUDGED = ("batch", "valid", "invalid_reason")
+_NOT_MERGED = "not merged"
 _COLUMNS: Mapping[str, Sequence[str]] = {
     tables.SILVER: (*_RECORD, "last_event_time", "position", "status", *DUE.names, *_JUDGED),
-    tables.LATE: (*_RECORD, *_INPUT, "offset", "position", "value", "batch"),
-    tables.DUPLICATES: (*_RECORD, *_INPUT, "offset", ID.name, "of_offset", "batch"),
+    _NOT_MERGED: (
+        *("status", *_RECORD, *_INPUT, "offset", "position", "value", "u", ID.name, "of_offset"),
+        *("is_late", "batch"),
+    ),
     tables.CORRECTIONS: (
         *("generation", *_RECORD, *_INPUT, "offset", *_JUDGED, "is_late_born", "version"),
         *("position", "u", "settled_at", *DUE.names, "first_event_time", "last_event_time"),
         *("id", "has_message"),
     ),
-    tables.QUARANTINE: (*_INPUT, "offset"),
-    tables.IDLE_HEARTBEATS: (*_INPUT, "after_offset", "event_time", "decided_at", *TENANT.names),
+    tables.IDLE_HEARTBEATS: (
+        *(*_INPUT, "after_offset", "event_time", "decided_at", "batch", *TENANT.names),
+    ),
 }
-_OF_BRONZE = (*_RECORD, "offset", "heartbeat", "reason", "value", "kafka_timestamp")
+_OF_BRONZE = (*_RECORD, "offset", "heartbeat", "reason", "value")
 """Columns that are read of bronze; `has_value` is added."""
 _OF_MESSAGES = ("merge_key", "event_time", *DUE.names, *TENANT.names)
 _TIMES = ("head", "clock", "position")
@@ -354,24 +375,23 @@ def read_partitions(
     ids = [RECORD_IDS.name] if evidence.settings.has_ids else []
     parts = (*evidence.settings.sources, *ids)
     more_columns = {tables.SILVER: parts, tables.CORRECTIONS: parts}
-    more_conditions: Mapping[str, Sequence[Condition]] = {
-        tables.LATE: [("batch", "<=", evidence.last_batch)],
-        # Late ones are in `late`, too.
-        tables.DUPLICATES: [("batch", "<=", evidence.last_batch), ("is_late", "=", False)],
-        tables.CORRECTIONS: [("batch", "<=", evidence.last_batch)],
+    up_to_last: Condition = ("batch", "<=", evidence.last_batch)
+    conditions: Mapping[str, Sequence[Condition]] = {
+        tables.SILVER: [("status", "in", ["open", "waiting", "timed_out"])],
+        _NOT_MERGED: [("status", "in", [LATE, DUPLICATE, PASSED]), up_to_last],
+        tables.CORRECTIONS: [up_to_last],
         tables.IDLE_HEARTBEATS: [("generation", "=", evidence.generation.number)],
     }
-    layout = tables.layout(evidence.settings)
     for first, until in groups(evidence.partitions):
         here: list[Condition] = [("partition", ">=", first), ("partition", "<", until)]
-        rows: dict[str | InputId, pa.Table] = {tables.RECOVERED: evidence.recovered}
-        for table in layout.keys() & _COLUMNS.keys():
-            names = ["partition", *_COLUMNS[table], *more_columns.get(table, ())]
-            where = [[*here, *more_conditions.get(table, ())]]
-            rows[table] = read_table(evidence.reader, evidence.settings, table, names, where)
+        rows: dict[str | InputId, pa.Table] = {tables.PASSED: evidence.recovered}
+        for name, columns in _COLUMNS.items():
+            table = tables.SILVER if name == _NOT_MERGED else name
+            names = ["partition", *columns, *more_columns.get(name, ())]
+            where = [[*here, *conditions[name]]]
+            rows[name] = read_table(evidence.reader, evidence.settings, table, names, where)
         rows[tables.SILVER] = evaluated(rows[tables.SILVER])
-        if tables.CORRECTIONS in rows:
-            rows[tables.CORRECTIONS] = _evaluated(rows[tables.CORRECTIONS], parts, evaluated)
+        rows[tables.CORRECTIONS] = _evaluated(rows[tables.CORRECTIONS], parts, evaluated)
         rows[tables.PROGRESS] = _read_progress(evidence, here)
         for input_id in evidence.settings.inputs:
             rows[input_id] = _read_bronze(evidence, input_id, here)
@@ -385,36 +405,11 @@ def _partition(evidence: Evidence, number: int, rows: dict[str | InputId, pa.Tab
     """Return a partition; `rows`: by table, those of bronze by input."""
     history = evidence.history_of(number)
     progress = rows[tables.PROGRESS]
-    for table in (tables.LATE, tables.DUPLICATES, tables.QUARANTINE):
-        rows[table] = _since(rows[table], history)
-    late = [
-        Outcome(
-            key,
-            "late",
-            time,
-            position,
-            ((InputId(source, topic), offset, time, value),),
-            tenant=tenant,
-        )
-        for key, time, tenant, source, topic, offset, position, value, batch in _tuples(
-            rows[tables.LATE], _COLUMNS[tables.LATE]
-        )
-        if evidence.is_own(batch)
-    ]
-    duplicates = [
-        Outcome(
-            key,
-            DUPLICATE,
-            time,
-            time,
-            ((InputId(source, topic), offset, time, repeated(record_id, of_offset)),),
-            tenant=tenant,
-        )
-        for key, time, tenant, source, topic, offset, record_id, of_offset, batch in _tuples(
-            rows[tables.DUPLICATES], _COLUMNS[tables.DUPLICATES]
-        )
-        if evidence.is_own(batch)
-    ]
+    not_merged = _since(rows[_NOT_MERGED], history)
+    late_duplicates = not_merged.filter(not_merged["is_late"].fill_null(False))
+    names = (*_INPUT, "offset", *TENANT.names, "merge_key", "of_offset", "batch")
+    late = _of(not_merged, "status", LATE)
+    of_inputs = {i: rows_of_input(late, i) for i in evidence.settings.inputs}
     every = list(_rows(rows[tables.SILVER], evidence))
     tps = [TopicPartition(input_id, number) for input_id in evidence.settings.inputs]
     return Partition(
@@ -422,14 +417,37 @@ def _partition(evidence: Evidence, number: int, rows: dict[str | InputId, pa.Tab
         number,
         logs={tp: _log(evidence, tp, rows) for tp in tps},
         rows=[_closed(evidence, number, row) for row in every if evidence.is_own(row.batch)],
+        not_merged=[each for each in _not_merged(not_merged) if evidence.is_own(each[1])],
+        late_duplicates=[
+            (InputId(source, topic), *values)
+            for source, topic, *values, batch in _tuples(late_duplicates, names)
+            if evidence.is_own(batch)
+        ],
         published=[r for r in every if r.has_message and not evidence.is_own(r.batch)],
-        corrections=list(_corrections(rows.get(tables.CORRECTIONS), evidence)),
-        late=late,
-        duplicates=duplicates,
-        late_rows=rows[tables.LATE],
-        recovered=list(_tuples(rows[tables.RECOVERED], _OF_MESSAGES)),
+        corrections=list(_corrections(rows[tables.CORRECTIONS], evidence)),
+        late={i: (numbers(r["offset"]), numbers(r["batch"])) for i, r in of_inputs.items()},
+        recovered=list(_tuples(rows[tables.PASSED], _OF_MESSAGES)),
         progress=progress.filter(pc.greater(progress["batch"], history.batch)),
     )
+
+
+def _not_merged(rows: pa.Table) -> Iterator[tuple[Outcome, int]]:
+    """Yield what became of each record that is no part, with its batch.
+
+    Late duplicates are left out: they are late.
+    """
+    for row in _tuples(rows, _COLUMNS[_NOT_MERGED]):
+        status, key, time, tenant, source, topic, offset, position, value, u = row[:10]
+        record_id, of_offset, is_late, batch = row[10:]
+        if is_late:
+            continue
+        record: tuple[Any, ...] = (InputId(source, topic), offset, time)
+        if status == LATE:
+            record = (*record, value, record_id)
+        elif status == DUPLICATE:
+            record = (*record, repeated(record_id, of_offset))
+            position = time
+        yield Outcome(key, status, time, position, (record,), u, tenant=tenant), batch
 
 
 def as_ended(evidence: Evidence, partition: int, outcome: Outcome) -> Outcome:
@@ -496,11 +514,8 @@ def _read_progress(evidence: Evidence, here: Sequence[Condition]) -> pa.Table:
     """Return rows of `progress` of the generation: all, or the last ones and those of the ends of
     its epochs.
     """
-    first = evidence.generation.from_batch
-    last = evidence.last_batch
     ends = evidence.progress
-    since = first if evidence.is_full else max(first, last - KNOWN_BATCHES + 1)
-    others = [*here, ("batch", ">=", since), ("batch", "<=", last)]
+    others = [*here, ("batch", ">=", evidence.first_known), ("batch", "<=", evidence.last_batch)]
     rows = read_table(
         evidence.reader, evidence.settings, tables.PROGRESS, PROGRESS_COLUMNS, [others]
     )
@@ -513,11 +528,7 @@ def _read_progress(evidence: Evidence, here: Sequence[Condition]) -> pa.Table:
 
 
 def _read_bronze(evidence: Evidence, input_id: InputId, here: Sequence[Condition]) -> pa.Table:
-    """Return rows of bronze, with values only where these are compared.
-
-    That is: of records with keys that are sampled or were read back, and of records that may have
-    been passed over. The model says what became of those.
-    """
+    """Return rows of bronze, with values only of records with sampled keys."""
     has_ids = evidence.settings.has_ids
     columns = ["partition", *_OF_BRONZE, *([ID.name] if has_ids else [])]
     table = tables.bronze(input_id.source)
@@ -525,17 +536,7 @@ def _read_bronze(evidence: Evidence, input_id: InputId, here: Sequence[Condition
     rows = read_table(evidence.reader, evidence.settings, table, columns, where)
     if not has_ids:
         rows = rows.append_column(ID, pa.nulls(rows.num_rows, ID.type))
-    recovered = set(evidence.recovered["merge_key"].to_pylist())
-    is_sampled = pa.array(
-        [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()],
-        pa.bool_(),
-    )
-    if evidence.since:
-        lag = max(epoch.settings.merge.tenant_max_lag_ms or 0 for epoch in evidence.epochs)
-        is_sampled = pc.or_(
-            is_sampled,
-            pc.less(rows["event_time"], max(evidence.since.values()) + lag).fill_null(False),
-        )
+    is_sampled = pa.array(map(evidence.is_sampled, rows["merge_key"].to_pylist()), pa.bool_())
     values = pc.if_else(is_sampled, rows["value"], pa.scalar(None, pa.binary()))
     has_value = pc.is_valid(rows["value"])
     rows = rows.set_column(rows.column_names.index("value"), "value", values)
@@ -563,18 +564,10 @@ def _log(
     decisions = rows_of_input(partition_rows[tables.IDLE_HEARTBEATS], tp.input)
     own_decisions = decisions.filter(pc.greater_equal(decisions["after_offset"], begin - 1))
     read = _read_log(evidence, tp, rows.filter(pa.array(is_read)), own_decisions)
-    out = evidence.out.get(tp, np.array([], np.int64))
-    keyed = np.setdiff1d(offset[is_read & ~is_heartbeat], out)
+    keyed = offset[is_read & ~is_heartbeat]
     values = partition_rows[tables.SILVER].schema.field(tp.input.source).type.value_type
     is_sampled = pc.and_(pa.array(np.isin(offset, keyed)), pc.is_valid(rows["value"]))
     sampled = _sampled(evidence, tp, rows.filter(is_sampled), values.field("value").type)
-    is_old = numbers(rows["kafka_timestamp"], 0) < evidence.retention_bounds.times.get(
-        (tables.QUARANTINE, tp.partition), 0
-    )
-    refused = offset[is_refused]
-    quarantined = numbers(rows_of_input(partition_rows[tables.QUARANTINE], tp.input)["offset"])
-    first, last = evidence.unnoted.refused.get(tp, (0, 0))
-    unnoted = np.setdiff1d(refused[(refused >= first) & (refused < last)], quarantined)
     # Where several sources share a topic (`where`), each passes over the records of the others:
     # they have no time that it can read.
     source = tp.input.source
@@ -583,14 +576,15 @@ def _log(
         for o in offset[~is_timed & ~is_refused & has_value & is_own].tolist()
         if evidence.epoch_of(tp, o).settings.sources[source].where is None
     ]
+    decided = (numbers(own_decisions[name], NULL).tolist() for name in ("after_offset", "batch"))
     return Log(
+        begin=begin,
         offset=offset,
         repeated=dict(zip(offset[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True)),
-        refused=refused,
-        old=offset[is_old],
+        refused=offset[is_refused],
         unread=unread,
-        quarantined=np.append(quarantined, unnoted),
         consumed=keyed[keyed < evidence.end.until.get(tp, 0)],
+        decided=list(zip(*decided, strict=True)),
         read=read,
         sampled=sampled,
         erased=frozenset(offset[is_heartbeat & ~has_value].tolist()),
@@ -723,10 +717,8 @@ def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
         yield Row(outcome, batch, valid, reason, refusal, value, ids)
 
 
-def _corrections(rows: pa.Table | None, evidence: Evidence) -> Iterator[CorrectionRow]:
-    """Yield rows of `corrections`; None stands for a lake that has none."""
-    if rows is None:
-        return
+def _corrections(rows: pa.Table, evidence: Evidence) -> Iterator[CorrectionRow]:
+    """Yield rows of `corrections`."""
     names = _COLUMNS[tables.CORRECTIONS]
     by_source = parts_by_source(rows, evidence)
     for values, *parts in zip(_tuples(rows, (*names, "refusal", "told")), *by_source, strict=True):

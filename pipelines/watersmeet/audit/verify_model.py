@@ -1,11 +1,11 @@
-"""Check 5 of `verify`: silver and late are what the merge model makes of bronze's records, for a
-sample of keys or for all."""
+"""Check 5 of `verify`: silver is what the merge model makes of bronze, for a sample of keys or for
+all."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,6 +18,8 @@ from watersmeet.audit.verify_evidence import (
     DECISION,
     DUPLICATE,
     KEYED,
+    LATE,
+    PASSED,
     Log,
     Outcome,
     Partition,
@@ -40,32 +42,27 @@ from watersmeet.core.model import (
 from watersmeet.core.plan import TopicPartition
 from watersmeet.lake.epochs import Epoch
 
-PUBLISHED = "published before"
-"""The outcome of a record that a message read back from the sink holds already."""
-
 Arrived = Mapping[InputId, list[tuple[int, Record]]]
 """Positions (ms) and records, by input."""
 
 Message = tuple[str, int, int, int, str]
 """A message read back: its key, event time, due and closed_at (ms), and tenant."""
 
-OpenParts = Mapping[tuple[str, str], Sequence[tuple[Any, ...]]]
-"""Parts of open merge records (as in `Outcome`), by tenant and key."""
-
-RecordIds = Mapping[tuple[str, str], Sequence[tuple[InputId, int, int, str]]]
-"""Ids of the records of open merge records (as in `Row`), by tenant and key."""
+Opened = Mapping[tuple[str, str], MergeRecord]
+"""Open merge records, by tenant and key."""
 
 
 class Expected(NamedTuple):
     """Expectations of the merge model.
 
     `outcomes`: what became of records. `clocks`: by the index of a row of silver, the clock (ms) of
-    its tenant by which it was open, waiting or closed; absent where that is the partition's.
+    its tenant by which it was open, waiting or closed, and that of the batch before; absent where
+    they are the partition's.
     `corrections`: those of late records; None where the partition has no clock.
     """
 
     outcomes: list[Outcome]
-    clocks: Mapping[int, int]
+    clocks: Mapping[int, tuple[int, int | None]]
     corrections: PartitionCorrections | None
 
 
@@ -77,11 +74,10 @@ def expected(partition: Partition) -> Expected:
     model is given all records, those with other keys as heartbeats.
     """
     evidence = partition.evidence
-    logs = {tp.input: log for tp, log in partition.logs.items()}
-    opened = _open_before(partition)
-    parts_before = {part[:2]: part for parts in opened.values() for part in parts}
+    logs = partition.logs
+    opened, parts_before = _open_before(partition)
     clock_requests = _clock_requests(partition) if evidence.settings.merge.has_tenants else {}
-    clocks = dict[int, int]()
+    clocks = dict[int, tuple[int, int | None]]()
     before = evidence.generation.corrected_before.get(partition.number)
     corrected_before = None if before is None else CorrectionPlace._make(before)
     model: PartitionMerge | None = None
@@ -92,11 +88,12 @@ def expected(partition: Partition) -> Expected:
         {tp.input: _arrivals(evidence, tp, log) for tp, log in partition.logs.items()},
         recovered=partition.recovered,
         open_before=opened,
-        ids_before=_ids_before(partition),
+        out=[(tp.input, o) for tp in logs for o in evidence.out.get(tp, np.array([])).tolist()],
         passed_over_before=evidence.since.get(partition.number),
     ):
-        for number, tenant, clock in clock_requests.get(epoch, ()):
-            clocks[number] = model.tenant_clock(tenant, clock)
+        for number, tenant, clock, clock_before in clock_requests.get(epoch, ()):
+            of_before = None if clock_before is None else model.tenant_clock(tenant, clock_before)
+            clocks[number] = model.tenant_clock(tenant, clock), of_before
         corrections = corrections or PartitionCorrections(model, None, corrected_before)
         publish = evidence.epochs[epoch].settings.publish
         corrections.within_ms = publish.within_ms
@@ -104,17 +101,18 @@ def expected(partition: Partition) -> Expected:
         corrections.settle()
     model_outcomes = []
     for outcome in outcomes(model) if model is not None else ():
-        if outcome.status == DUPLICATE:
-            model_outcomes.append(outcome)
-            continue
-        is_late = outcome.status == "late"
         parts = list[tuple[Any, ...]]()
         for part in outcome.parts:
             if (part_before := parts_before.get(part[:2])) is not None:
                 parts.append(part_before)
+            elif outcome.status in (DUPLICATE, PASSED):
+                parts.append(part)
             else:
-                record = logs[part[0]].sampled[part[1]]
-                parts.append((*part, record.value if is_late else record.kept))
+                record = logs[TopicPartition(part[0], partition.number)].sampled[part[1]]
+                is_late = outcome.status == LATE
+                parts.append((*part, *((record.value, record.id) if is_late else (record.kept,))))
+        if outcome.status == LATE and corrections is not None:
+            outcome = outcome._replace(due=corrections.u.get(outcome.parts[0][:2]))
         model_outcomes.append(outcome._replace(parts=tuple(parts)))
     return Expected(model_outcomes, clocks, corrections)
 
@@ -141,59 +139,44 @@ def _arrivals(evidence: Evidence, tp: TopicPartition, log: Log) -> list[tuple[in
     return records
 
 
-def _clock_requests(partition: Partition) -> Mapping[int, list[tuple[int, str, int]]]:
+def _clock_requests(partition: Partition) -> Mapping[int, list[tuple[int, str, int, int | None]]]:
     """Return, by epoch, the rows of silver for which the clock of their tenant is wanted, and at
-    which clock.
+    which clock, and at which one of the batch before.
     """
     requests = defaultdict(list)
     for number, row in enumerate(partition.rows):
         epoch, clock = partition.deciding_epoch(row)
         if clock is not None:
-            requests[epoch.number].append((number, row.outcome.tenant, clock))
+            before = partition.clock_before(row)
+            requests[epoch.number].append((number, row.outcome.tenant, clock, before))
     return requests
 
 
-def _open_before(partition: Partition) -> OpenParts:
-    """Return, by tenant and sampled key, what was open when the partition's history began.
-
-    These are the parts of the key's merge record that was open then, as silver has them.
+def _open_before(
+    partition: Partition,
+) -> tuple[Opened, Mapping[tuple[InputId, int], tuple[Any, ...]]]:
+    """Return, of sampled keys, the merge records that were open when the partition's history began,
+    and their parts (as in `Outcome`) by input and offset, as silver has them.
     """
-    open_parts = {}
-    for outcome in (row.outcome for row in partition.rows):
-        if partition.evidence.is_sampled(outcome.key):
-            before = [part for part in outcome.parts if not partition.is_judged(*part[:2])]
-            if before:
-                open_parts[outcome.tenant, outcome.key] = before
-    return open_parts
-
-
-def _ids_before(partition: Partition) -> RecordIds:
-    """Return, by tenant and sampled key, the ids of the records of what was open then."""
-    ids = {}
+    evidence = partition.evidence
+    records = dict[tuple[str, str], MergeRecord]()
+    every = dict[tuple[InputId, int], tuple[Any, ...]]()
     for row in partition.rows:
-        outcome = row.outcome
-        before = [entry for entry in row.ids if not partition.is_judged(*entry[:2])]
-        if before and partition.evidence.is_sampled(outcome.key):
-            ids[outcome.tenant, outcome.key] = before
-    return ids
-
-
-def _opened(
-    open_before: OpenParts, ids_before: RecordIds, sources: Sequence[str]
-) -> dict[tuple[str, str], MergeRecord]:
-    """Return what was open when the partition's history begins, by tenant and key."""
-    records = {}
-    for (tenant, key), open_parts in open_before.items():
-        ids = ids_before.get((tenant, key), ())
-        times = [time for _, _, time, *_ in [*open_parts, *ids]]
-        parts = {source: list[Part]() for source in sources}
-        for (source, topic), offset, time, *_ in open_parts:
+        of_row = [part for part in row.outcome.parts if not partition.is_judged(*part[:2])]
+        ids = [entry for entry in row.ids if not partition.is_judged(*entry[:2])]
+        if not evidence.is_sampled(row.key) or not (of_row or ids):
+            continue
+        times = [time for _, _, time, *_ in [*of_row, *ids]]
+        parts = {source: list[Part]() for source in evidence.settings.sources}
+        for part in of_row:
+            (source, topic), offset, time, *_ = part
             parts[source].append(Part(time, offset, topic))
-        record = MergeRecord(key, min(times), max(times), parts, tenant)
+            every[part[:2]] = part
+        record = MergeRecord(row.key, min(times), max(times), parts, row.tenant)
         for input_id, offset, _, record_id in sorted(ids, reverse=True):
             record.ids[input_id, record_id] = offset
-        records[tenant, key] = record
-    return records
+        records[row.tenant, row.key] = record
+    return records, every
 
 
 def merged_through(
@@ -202,8 +185,8 @@ def merged_through(
     arrived: Arrived,
     *,
     recovered: Iterable[Message] = (),
-    open_before: OpenParts = MappingProxyType({}),
-    ids_before: RecordIds = MappingProxyType({}),
+    open_before: Opened = MappingProxyType({}),
+    out: Collection[tuple[InputId, int]] = (),
     passed_over_before: int | None = None,
 ) -> Iterator[tuple[int, PartitionMerge]]:
     """Yield the number of each epoch in which a partition had a clock, and the model at its end.
@@ -211,7 +194,8 @@ def merged_through(
     It is the same model each time.
 
     - `recovered`: messages that were read back from the sink.
-    - `open_before` and `ids_before`: what was open when the partition's history begins.
+    - `open_before`: what was open when the partition's history begins.
+    - `out`: the records that the generation passes over.
     - `passed_over_before`: the position (ms) in their tenant before which a lost lake's records are
       passed over.
     """
@@ -221,10 +205,10 @@ def merged_through(
     first = through[0][0].settings.merge
     inputs = tuple(arrived)
     rules = MergeRules(inputs, first.window.gap_ms, first.window.max_ms, first.tenant_max_lag_ms)
-    model = PartitionMerge(rules, recovered=messages)
+    model = PartitionMerge(rules, recovered=messages, out=frozenset(out))
     if passed_over_before is not None:
         model.since = passed_over_before
-    model.open |= _opened(open_before, ids_before, rules.sources)
+    model.open |= open_before
     delivered = dict.fromkeys(inputs, 0)
     for epoch, end in through:
         if (clock := end.clocks.get(partition)) is None:
@@ -248,11 +232,9 @@ def merged_through(
 def outcomes(model: PartitionMerge) -> Iterator[Outcome]:
     """Yield what became of the records that the model was given and has read."""
     alone: list[tuple[str, Record, int, int | None]] = [
-        ("late", late.record, late.position, None) for late in model.late
-    ]
-    alone += [(PUBLISHED, record, record.event_time, None) for record in model.already_published]
-    alone += [
-        ("waiting", record, record.event_time, position) for position, record in model.waiting
+        *((LATE, late.record, late.position, None) for late in model.late),
+        *((PASSED, record, position, None) for position, record in model.passed),
+        *(("waiting", record, record.event_time, position) for position, record in model.waiting),
     ]
     for status, r, last, position in alone:
         part = r.input, r.offset, r.event_time

@@ -8,33 +8,33 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from watersmeet.audit.evidence import KNOWN_BATCHES, MAX_TIME, Evidence, Ints, numbers
+from watersmeet.audit.evidence import MAX_TIME, NULL, Evidence, Ints, numbers
 from watersmeet.audit.partitioning import KeyPartitions, Place, check_key_partition
 from watersmeet.audit.problems import Findings, different
 from watersmeet.audit.verify_evidence import (
     DECISION,
     DUPLICATE,
+    LATE,
+    Log,
     Outcome,
     Partition,
-    ReadLog,
     as_ended,
     place,
     rows_of_input,
 )
-from watersmeet.audit.verify_model import PUBLISHED
 from watersmeet.audit.verify_validity import Validator
+from watersmeet.core.columns import NULL_TIME, times_ms
 from watersmeet.core.inputs import InputId
 from watersmeet.core.model import NO_TENANT
 from watersmeet.core.plan import TopicPartition
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
-from watersmeet.lake.commits import commit_of
-from watersmeet.lake.table_reader import Where
 
 Bounds: TypeAlias = Mapping[InputId, Mapping[int, tuple[int, int]]]
 """The first offset that Kafka has, and the exclusive end offset, by input and partition."""
@@ -61,7 +61,7 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
         own_inputs = [i for i in settings.inputs if name == tables.bronze(i.source)]
         coordinates = [i._asdict() for i in own_inputs or settings.inputs]
         places = [list(map(place.__getitem__, by[:-1])) for place in coordinates]
-        if name in (tables.RECOVERED, tables.GENERATIONS):  # there are rows of the sink
+        if name in (tables.SILVER, tables.GENERATIONS):  # there are merge records, and messages
             places.append([None] * len(by[:-1]))
         counts = evidence.reader.summary(name, by, {"rows": ("count", "*")})
         for row in counts.to_pylist():
@@ -115,9 +115,13 @@ def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> N
         since = evidence.history_of(tp.partition).offsets.get(tp.input, 0)
         begin = max(first, since, evidence.generation.begin.get(tp, 0))
         kafka = evidence.settings.kafka
+        # `keep` may have deleted what Kafka had before: nothing tells that it was refused.
+        floor = evidence.retention_bounds.times.get((tables.QUARANTINE, tp.partition), NULL_TIME)
         for gap in gaps(log.offset, [(0, begin)], min(last, end)):
             for batch in read_range(kafka, Range(tp.input.topic, tp.partition, *gap)):
-                for offset in np.setdiff1d(batch["offset"].to_numpy(), log.offset).tolist():
+                is_kept = times_ms(batch["kafka_timestamp"]) >= floor
+                there = batch["offset"].to_numpy()[is_kept]
+                for offset in np.setdiff1d(there, log.offset).tolist():
                     if offset >= begin:
                         fix = "start a new lake while Kafka still has it"
                         findings.add(
@@ -150,14 +154,10 @@ def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tu
 # -- check 2: each record has one outcome
 
 
-_NOTED_IN: Final = {"late": "late", DUPLICATE: "duplicates"}
-"""The tables of outcomes that are noted after their batch."""
-
-
 class Erasing(NamedTuple):
     """Keys that `forget` has begun to erase, by tenant.
 
-    `parts`: what silver and its notes still have of them and bronze has, too, by input and offset.
+    `parts`: what silver still has of them and bronze has, too, by input and offset.
     """
 
     keys: Set[tuple[str, str]]
@@ -181,13 +181,11 @@ def without_erased(partition: Partition, findings: Findings) -> tuple[Partition,
 
     if erased:
         rows = [row for row in partition.rows if stays(row.outcome)]
-        late = [outcome for outcome in partition.late if stays(outcome)]
-        duplicates = [outcome for outcome in partition.duplicates if stays(outcome)]
-        partition = replace(partition, rows=rows, late=late, duplicates=duplicates)
+        not_merged = [each for each in partition.not_merged if stays(each[0])]
+        partition = replace(partition, rows=rows, not_merged=not_merged)
     for outcome in halves:
         findings.add(
-            f"`forget` was cut short: {_NOTED_IN.get(outcome.status, 'silver')} still has a record "
-            "of the key",
+            f"`forget` was cut short: silver still has a record of the key ({outcome.status})",
             place(partition.number, outcome.key, outcome.event_time, outcome.tenant),
             "call `watersmeet forget` for the key again",
         )
@@ -195,65 +193,26 @@ def without_erased(partition: Partition, findings: Findings) -> tuple[Partition,
     return partition, Erasing({(outcome.tenant, outcome.key) for outcome in halves}, parts)
 
 
-def with_unnoted(partition: Partition, model: Iterable[Outcome]) -> Partition:
-    """Return the partition with the late and repeated records of a batch whose notes are missing,
-    as the model has them.
-    """
-    consumed = partition.evidence.unnoted.consumed
-    if not consumed:
-        return partition
-    noted = {"late": [*partition.late], DUPLICATE: [*partition.duplicates]}
-    are_noted = {(one.status, *part[:2]) for one in chain(*noted.values()) for part in one.parts}
-    for outcome in model:
-        input_id, offset, *_ = outcome.parts[0]
-        since, until = consumed.get(TopicPartition(input_id, partition.number), (0, 0))
-        is_here = since <= offset < until and (outcome.status, input_id, offset) not in are_noted
-        if outcome.status in noted and is_here:
-            noted[outcome.status].append(outcome)
-    return replace(partition, late=noted["late"], duplicates=noted[DUPLICATE])
+def check_outcomes(partition: Partition, erasing: Erasing, findings: Findings) -> None:
+    """Check that every record with a key that the merge has passed has exactly one trace.
 
-
-_KINDS = ("merge records", "waiting", "late", "duplicates")
-"""Outcomes of records, as findings name them."""
-
-
-def check_outcomes(
-    partition: Partition, model: Iterable[Outcome], erasing: Erasing, findings: Findings
-) -> None:
-    """Check that every record that the merge has passed has exactly one outcome.
-
-    - It is in one merge record, waiting, late, a duplicate, or published before a recovery.
-    - A refused record is in quarantine once. It may be there before the merge has passed it.
-    - A skipped tombstone is nowhere else, and only a tombstone is skipped.
+    - It is in one merge record, or has a row that waits or says why it is in none; that row is of
+      the batch that has passed the record.
     - Nothing else is there.
-
-    Of a batch whose notes are missing, only records with sampled keys are judged: the others may be
-    late, or duplicates.
+    - A record is left unread only where it is a skipped tombstone.
     """
     evidence = partition.evidence
-    hidden = evidence.settings.hidden_names
-    kinds = ", ".join(kind for kind in _KINDS if kind not in hidden)
     offsets_by_input = defaultdict[InputId, list[int]](list)
-    begins = partition.begins
-    published = (outcome for outcome in model if outcome.status == PUBLISHED)
-    noted = chain(partition.late, partition.duplicates)
-    every = chain((row.outcome for row in partition.rows), noted, published)
-    for input_id, offset, *_ in chain(*(outcome.parts for outcome in every), erasing.parts):
-        if offset >= begins.get(input_id, 0):
+    of_rows = (row.outcome.parts for row in partition.rows)
+    of_others = (outcome.parts for outcome, _ in partition.not_merged)
+    for input_id, offset, *_ in chain(*of_rows, *of_others, erasing.parts):
+        if partition.is_judged(input_id, offset):
             offsets_by_input[input_id].append(offset)
     for tp, log in partition.logs.items():
         where = f"{tables.bronze(tp.input.source)}: "
-        since, until = evidence.unnoted.consumed.get(tp, (0, 0))
-        is_unknown = (log.consumed >= since) & (log.consumed < until)
-        is_unknown &= ~np.isin(log.consumed, list(log.sampled))
-        refused = np.setdiff1d(log.refused[log.refused < evidence.end.until.get(tp, 0)], log.old)
         here = np.array(offsets_by_input[tp.input], np.int64)
-        fix = "let quarantine hold bronze's refused rows, each once"
-        for offset, what in _unequal(log.quarantined, refused, log.refused):
-            findings.add(f"quarantine: the record {what}", where + evidence.at(tp, offset), fix)
-        for offset, what in _unequal(here, log.consumed[~is_unknown], log.consumed):
-            what = f"{kinds} and recovered: the record {what}"
-            findings.add(what, where + evidence.at(tp, offset))
+        for offset, what in _unequal(here, log.consumed):
+            findings.add(f"silver: the record {what}", where + evidence.at(tp, offset))
         for offset in log.unread:
             fix = (
                 "give the row the event time or the reason that its value has, or start a new lake "
@@ -261,16 +220,35 @@ def check_outcomes(
             )
             what = "a record with a value was neither read nor refused"
             findings.add(what, where + evidence.at(tp, offset), fix)
+    ranges = {
+        (InputId(source, topic), batch): offsets
+        for source, topic, batch, *offsets in zip(
+            *(partition.progress[name].to_pylist() for name in _RANGE), strict=True
+        )
+    }
+    for outcome, batch in partition.not_merged:
+        [(input_id, offset, *_)] = outcome.parts
+        since, until = ranges.get((input_id, batch), (offset, MAX_TIME))
+        # A record may wait for its tenant, and be a duplicate, or late by new rules, when it came.
+        is_new = outcome.status == LATE and evidence.epochs.of(batch).from_batch == batch
+        may_wait = evidence.settings.merge.has_tenants and (outcome.status == DUPLICATE or is_new)
+        if offset >= until or (offset < since and not may_wait):
+            tp = TopicPartition(input_id, partition.number)
+            what = f"the {outcome.status} record is of batch {batch}, which did not pass it"
+            findings.add(what, f"silver: {evidence.at(tp, offset)}")
 
 
-def _unequal(here: Ints, required: Ints, allowed: Ints) -> Iterator[tuple[int, str]]:
+_RANGE: Final = ("source", "topic", "batch", "from_offset", "until_offset")
+
+
+def _unequal(here: Ints, required: Ints) -> Iterator[tuple[int, str]]:
     """Yield offsets that are there more than once, that are missing, and that must not be there."""
     offsets, counts = np.unique(here, return_counts=True)
     for offset, count in zip(offsets[counts > 1], counts[counts > 1], strict=True):
         yield int(offset), f"appears {count} times"
     for offset in np.setdiff1d(required, offsets).tolist():
         yield offset, "is missing"
-    for offset in np.setdiff1d(offsets, allowed).tolist():
+    for offset in np.setdiff1d(offsets, required).tolist():
         yield offset, "must not be there"
 
 
@@ -278,17 +256,22 @@ def _unequal(here: Ints, required: Ints, allowed: Ints) -> Iterator[tuple[int, s
 
 
 def check_rows(
-    partition: Partition, clocks: Mapping[int, int], validator: Validator, findings: Findings
+    partition: Partition,
+    clocks: Mapping[int, tuple[int, int | None]],
+    validator: Validator,
+    findings: Findings,
 ) -> None:
     """Check the rows of a partition.
 
     - A key of a tenant has at most one open row, and no two rows with the same event time. Rows
       that a jump closed do not count for the latter.
-    - A row is open as long as it can be joined at the clock of its tenant, and no longer.
+    - A row is open as long as it can be joined at the clock of its tenant, and no longer: the batch
+      that has closed it was the first to come so far.
     - A record waits as long as that clock has not come to its position, and the clock of all has.
     - A finished row is valid exactly where predicate and size say so.
 
-    `clocks`: those of tenants, by the index of a row; absent where it is the partition's.
+    `clocks`: those of tenants, by the index of a row, and those of the batch before; absent where
+    they are the partition's.
     """
     evidence = partition.evidence
     p = partition.number
@@ -297,7 +280,7 @@ def check_rows(
     for i, row in enumerate(partition.rows):
         key, status, time, last, *_, tenant, position = row.outcome
         epoch, now = partition.deciding_epoch(row)
-        clock = clocks.get(i, now)
+        clock, before = clocks.get(i, (now, partition.clock_before(row)))
         if status == "waiting":
             is_right = not has_ended and position is not None and _lies(position, clock, now)
             what = f"has the position {position}, and the clock of all is {now}"
@@ -306,6 +289,9 @@ def check_rows(
             is_past = clock is not None and due < clock
             is_right = status == "reset" or is_past == (status == "timed_out")
             is_right &= status != "open" or not has_ended
+            if status == "timed_out" and before is not None and due < before:
+                is_right = False
+                what += f", which the batch before {row.batch} has passed"
             what = f"can be joined until {due}"
             counts["rows with the same partition, key and event time", tenant, key, time] += (
                 status != "reset"
@@ -330,16 +316,37 @@ def _lies(position: int, after: int | None, until: int | None) -> bool:
     return after is not None and until is not None and after < position <= until
 
 
-# -- check 4: clocks
+# -- check 4: batches and their clocks
+
+
+def check_batches(evidence: Evidence, findings: Findings) -> None:
+    """Check that silver has rows of the generation's batches alone under its number."""
+    if not evidence.reader.exists(tables.SILVER):
+        return
+    values = {"first": ("min", "batch"), "last": ("max", "batch")}
+    own = evidence.generation
+    for row in evidence.reader.summary(tables.SILVER, ["generation"], values).to_pylist():
+        number, first, last = row.values()
+        is_known = number in (each.number for each in evidence.generations)
+        is_within = first is None or (first >= own.from_batch and last <= evidence.last_batch)
+        # What a jump that is not decided has written belongs to no batch, and counts for nothing.
+        if (number == own.number and not is_within) or (not is_known and first is not None):
+            what = (
+                f"rows are of batches from {first} to {last}, and generation {own.number} has "
+                f"those from {own.from_batch} to {evidence.last_batch}"
+            )
+            findings.add(what, f"silver: generation {number}")
 
 
 def check_clock(partition: Partition, findings: Findings) -> None:
-    """Check every batch that was read: its ranges follow one another, and bronze bears out its
-    times.
+    """Check every batch that was read: none is missing, its ranges follow one another, and bronze
+    bears out its times.
 
     The times are its positions, heads and clock. The clock is the smallest head. Every record whose
-    position it has reached is passed, and no other.
+    position it has reached is passed, and no other. A decision of the idle policy follows a record
+    up to which the batch before the one that it lets go on has come.
     """
+    evidence = partition.evidence
     progress = partition.progress
     by_batch = progress.group_by("batch").aggregate(
         [("head", "min"), ("clock", "min"), ("clock", "max"), ("source", "count")]
@@ -352,28 +359,69 @@ def check_clock(partition: Partition, findings: Findings) -> None:
             findings.add(
                 f"there are {row['source_count']} rows for {len(partition.logs)} sources", where
             )
+    known = sum(rows_of_input(progress, tp.input).num_rows for tp in partition.logs)
+    if known != progress.num_rows:
+        what = f"{progress.num_rows - known} rows are of no source of the lake"
+        findings.add(what, f"progress: partition {partition.number}")
+    for batch in _missing(partition):
+        findings.add("it is missing", f"progress: batch {batch}, partition {partition.number}")
+    numbers_of = progress.group_by(["batch", "epoch", "generation"]).aggregate([])
+    for row in numbers_of.sort_by("batch").to_pylist():
+        right = evidence.epochs.of(row["batch"]).number, evidence.generation.number
+        if right != (row["epoch"], row["generation"]):
+            what = "epoch and generation are {} and {}, and must be {} and {}"
+            where = f"progress: batch {row['batch']}, partition {partition.number}"
+            findings.add(what.format(row["epoch"], row["generation"], *right), where)
     for tp, log in partition.logs.items():
         input_rows = rows_of_input(progress, tp.input)
-        columns = {name: numbers(input_rows[name]) for name in input_rows.column_names[3:]}
-        for batch, what, offset in _unlike(log.read, **columns):
-            topic = f"{tp.input.topic}[{tp.partition}]"
+        columns = {name: numbers(input_rows[name]) for name in _OF_BATCH}
+        topic = f"{tp.input.topic}[{tp.partition}]"
+        for batch, what, offset in _unlike(log, _first_batch(partition), columns):
             findings.add(
                 what, f"progress: batch {batch}, {topic}" if offset is None else f"{topic}@{offset}"
             )
+        _check_decisions(partition, log, columns, f"idle_heartbeats: {topic}", findings)
+
+
+_OF_BATCH: Final = ("batch", "from_offset", "until_offset", "head", "clock", "position")
+
+
+def _first_batch(partition: Partition) -> int:
+    """Return the first batch that is judged."""
+    evidence = partition.evidence
+    return max(evidence.history_of(partition.number).batch + 1, evidence.generation.from_batch)
+
+
+def _missing(partition: Partition) -> list[int]:
+    """Return the batches between those that were read of which there is nothing."""
+    evidence = partition.evidence
+    first = max(_first_batch(partition), evidence.first_known)
+    every = np.arange(first, evidence.last_batch + 1)
+    return list(np.setdiff1d(every, numbers(partition.progress["batch"])).tolist())
+
+
+def _check_decisions(
+    partition: Partition, log: Log, columns: Mapping[str, Ints], where: str, findings: Findings
+) -> None:
+    ends = [columns[name].tolist() for name in ("batch", "from_offset", "until_offset")]
+    ranges = {batch: offsets for batch, *offsets in zip(*ends, strict=True)}
+    evidence = partition.evidence
+    for after, batch in log.decided:
+        since, _ = ranges.get(batch, (after + 1, after + 1))
+        is_own = _first_batch(partition) <= batch <= evidence.last_batch
+        is_read_back = batch == NULL and evidence.generation.kind == "sink"
+        if not (is_read_back or is_own) or after + 1 < since:
+            findings.add(f"a decision after offset {after} is of batch {batch}", where)
 
 
 def _unlike(
-    read: ReadLog,
-    batch: Ints,
-    from_offset: Ints,
-    until_offset: Ints,
-    head: Ints,
-    clock: Ints,
-    position: Ints,
+    log: Log, first_batch: int, columns: Mapping[str, Ints]
 ) -> Iterator[tuple[int, str, int | None]]:
     """Yield the first batches that bronze does not bear out: number, what is wrong, and at which
     offset.
     """
+    read = log.read
+    batch, from_offset, until_offset, head, clock, position = itemgetter(*_OF_BATCH)(columns)
     records = np.flatnonzero(read.kind != DECISION)
     offsets = np.append(read.offset[records], MAX_TIME)
     record_positions = np.append(read.position[records], MAX_TIME)
@@ -390,6 +438,7 @@ def _unlike(
     is_torn = np.append(False, np.diff(batch) == 0) | (
         is_next & (from_offset != np.roll(until_offset, 1))
     )
+    is_torn |= (batch == first_batch) & (from_offset != log.begin)
 
     def first(wrong: npt.NDArray[np.bool_]) -> list[int]:
         """Return the index of the first true element; empty where none is true."""
@@ -422,41 +471,6 @@ def _unlike(
         yield int(batch[j]), what, int(offsets[consumed[j]])
 
 
-def check_versions(evidence: Evidence, findings: Findings) -> None:
-    """Check that the version of silver that `progress` names for a batch is the commit of that
-    batch.
-
-    Only as far as silver's history goes.
-    """
-    if evidence.version is None:
-        return
-    history = evidence.reader.history(tables.SILVER, None if evidence.is_full else KNOWN_BATCHES)
-    commits = ((version.number, commit_of(tables.SILVER, version)) for version in history)
-    batches = {
-        number: None if commit is None or commit.is_fence else commit.facts.get("batch")
-        for number, commit in commits
-    }
-    conditions: Where = [
-        [("silver_version", ">=", min(batches)), ("batch", "<=", evidence.last_batch)]
-    ]
-    noted = evidence.reader.summary(
-        tables.PROGRESS, ["batch", "silver_version"], {"rows": ("count", "*")}, conditions
-    )
-    for batch, version in sorted(
-        zip(noted["batch"].to_pylist(), noted["silver_version"].to_pylist(), strict=True)
-    ):
-        if batches.get(version) != batch:
-            fix = (
-                "let progress.silver_version name the version that silver's history has for the "
-                "batch"
-            )
-            findings.add(
-                f"version {version} of silver is not the commit of this batch",
-                f"progress: batch {batch}",
-                fix,
-            )
-
-
 # -- check 5: what the model makes of bronze
 
 
@@ -468,7 +482,7 @@ def check_model(
 ) -> None:
     """Check that the tables have the model's outcomes for sampled keys, and no others.
 
-    Outcomes are merge records, waiting records, late and repeated ones. Keys, by tenant, that
+    Outcomes are merge records, and records that wait or are not merged. Keys, by tenant, that
     `forget` has begun to erase (`erasing`) do not count.
     """
     evidence = partition.evidence
@@ -478,11 +492,11 @@ def check_model(
         """Yield the outcomes that the check is about, as they would be at its end."""
         for outcome in outcomes:
             is_erasing = (outcome.tenant, outcome.key) in erasing
-            if evidence.is_sampled(outcome.key) and not is_erasing and outcome.status != PUBLISHED:
+            if evidence.is_sampled(outcome.key) and not is_erasing:
                 yield as_ended(evidence, partition.number, outcome)
 
-    noted = chain(partition.late, partition.duplicates)
-    actual = compared(chain((row.outcome for row in partition.rows), noted))
+    not_merged = (outcome for outcome, _ in partition.not_merged)
+    actual = compared(chain((row.outcome for row in partition.rows), not_merged))
     right = compared(model)
     for (key, tenant), *sides in different(
         actual, right, lambda outcome: (outcome.key, outcome.tenant)

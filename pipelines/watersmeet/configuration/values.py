@@ -54,8 +54,8 @@ FIRST_START_MS: Final = 31_536_000_000
 # A reader (a run, a query, a notebook) needs a version of a table for as long as the reading takes.
 SHORTEST_RETENTION_MS: Final = 3_600_000
 
-# Columns of silver; `key`, a field beside the sources in a published message; and `waits_for`, a
-# column of the live view.
+# Columns of silver; `key`, a field beside the sources in a published message; `seq`, a number of
+# messages; and `waits_for`, a column of the live view.
 RESERVED_NAMES: Final = frozenset(
     [
         "partition",
@@ -73,29 +73,34 @@ RESERVED_NAMES: Final = frozenset(
         "position",
         "record_bytes",
         "record_ids",
+        "source",
+        "topic",
+        "offset",
+        "value",
+        "u",
+        "id",
+        "of_offset",
+        "is_late",
+        "is_late_born",
+        "version",
+        "settled_at",
+        "first_event_time",
+        "has_message",
+        "after_offset",
+        "decided_at",
+        "from_offset",
+        "until_offset",
+        "head",
+        "clock",
+        "epoch",
+        "committed_at",
         "key",
+        "seq",
         "waits_for",
     ]
 )
 # Columns beside the sources while merge records change and messages are made.
-NAMES_OF_STEPS: Final = frozenset(["replaces", "delete_up_to", "value"])
-# Columns of `corrections` beside the sources that are no columns of silver, and a number that its
-# messages have.
-NAMES_OF_CORRECTIONS: Final = frozenset(
-    [
-        "is_late_born",
-        "version",
-        "source",
-        "topic",
-        "offset",
-        "u",
-        "settled_at",
-        "first_event_time",
-        "id",
-        "has_message",
-        "seq",
-    ]
-)
+NAMES_OF_STEPS: Final = frozenset(["replaces", "delete_up_to"])
 # Client options that carry a promise of Watersmeet (what is read, that each record is published
 # once and in order, that nothing but an answer is printed); `watersmeet.kafka.options` sets them.
 # And those of librdkafka's bindings whose values cannot be text.

@@ -122,6 +122,8 @@ class PartitionCorrections:
     """What is not corrected since its merge record has as many versions as it may, in order."""
     max_versions: int = MAX_VERSIONS
     pending: list[_Pending] = field(default_factory=list)
+    u: dict[tuple[InputId, int], int] = field(default_factory=dict)
+    """`u` (ms) of each late record that is to be corrected, by input and offset."""
     _records: dict[tuple[str, str], list[CorrectedRecord]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -158,6 +160,7 @@ class PartitionCorrections:
                 continue
             longest_ms = rules.gap_ms if rules.max_ms is None else rules.max_ms
             u = max(late.position, event_time + rules.gap_ms + longest_ms)
+            self.u[late.record.input, late.record.offset] = u
             self.pending.append(_Pending(late, u, rules.gap_ms, self.max_versions))
         self._late = len(self.merge.late)
 

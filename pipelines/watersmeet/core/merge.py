@@ -1,4 +1,4 @@
-"""The merge: takes records and open merge records, returns the merge records that change.
+"""The merge: takes records and open merge records, returns what a batch changes in silver.
 
 It takes any number of rows. The rules are those of `core.model`, the oracle that these functions
 are compared with. Everything happens in event time and per partition. Rows of several partitions
@@ -42,11 +42,12 @@ from watersmeet.core.message import as_read, exceeds
 from watersmeet.core.plan import BatchPlan, Rules, TopicPartition
 from watersmeet.core.positions import NAMES, Positioned
 from watersmeet.core.reading import RECORD_BYTES
-from watersmeet.core.repeated import ID, RECORD_IDS, Joined, Numbers, joined
+from watersmeet.core.repeated import ID, RECORD_IDS, Joined, Numbers, duplicates_of, joined
+from watersmeet.core.silver import OUTCOMES, PASSED, in_silver, of_batch
 from watersmeet.core.tenants import HEADS
 from watersmeet.core.types import DUE, TENANT, TIME, schema_of
 from watersmeet.core.values import typed_values
-from watersmeet.core.waiting import deletion_markers, placed, records_at, release
+from watersmeet.core.waiting import deletion_markers, records_at, release
 
 RECORD_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time "
@@ -108,6 +109,9 @@ class Batch:
         return pa.schema([*silver, *(pa.field(name, TIME) for name in REPLACING)])
 
 
+PLACE: Final = {"source": pa.string(), "topic": pa.string(), "offset": pa.int64()}
+"""The columns of a row of silver that say which record of its partition it is about."""
+
 _TOPIC = (("topic", pa.string()),)
 _COORDINATES = (("offset", pa.int64()), ("event_time", TIME))
 
@@ -131,8 +135,8 @@ def silver_schema(
     - `inputs`: those of the merge; parts say their topic where their source has several.
     - `has_ids`: True where records may have ids.
 
-    `position` is that of a record which waits for its tenant's clock, null for a merge record.
-    `record_bytes` is how many bytes the values of a row's records have in bronze.
+    The columns of merge records come first, then `core.silver.OUTCOMES`. `position` is null for a
+    merge record. `record_bytes` is how many bytes the values of a row's records have in bronze.
     """
     topics = dict.fromkeys(several_topics(inputs), _TOPIC)
     parts = []
@@ -145,9 +149,8 @@ def silver_schema(
     )
     after = schema_of("valid boolean, invalid_reason string, batch bigint, generation int")
     ids = [RECORD_IDS] if has_ids else []
-    return pa.schema(
-        [*before, *parts, *after, *DUE, *TENANT, ("position", TIME), RECORD_BYTES, *ids]
-    )
+    others = [*after, *DUE, *TENANT, ("position", TIME), RECORD_BYTES, *ids, *OUTCOMES]
+    return pa.schema([*before, *parts, *others])
 
 
 LATE_SCHEMA = schema_of(
@@ -177,8 +180,10 @@ def merge(
     batch: Batch,
     recovered: pa.Table = NO_MESSAGES,
     heads: pa.Table = _NO_HEADS,
+    waited: pa.Table | None = None,
 ) -> pa.Table:
-    """Return the merge records that a batch changes, each once, by the merge rules.
+    """Return the rows of silver that a batch writes, by the merge rules: the merge records that it
+    changes, each once, the records that wait, and a row for each record that is not merged.
 
     - `records`: the columns of `Batch.record_schema` of at least every record in the batch's ranges
       that has a time, and of those after each range that the clocks need
@@ -187,6 +192,7 @@ def merge(
       all rows that wait.
     - `recovered`: the columns of `MESSAGE_SCHEMA` of messages that were read back.
     - `heads`: what the batch before has left (`core.tenants.HEADS`).
+    - `waited`: for the first batch of an epoch, at least the records that wait, as `records`.
 
     The result has silver's columns, and those of `REPLACING`: in `replaces`, the event time of the
     open record whose place the row takes, null for a new one; in `delete_up_to` of a row without a
@@ -196,8 +202,10 @@ def merge(
     message would be larger than `max_bytes`. Raises ValueError where a key has two open records.
     """
     clocks = _clocks(records, heads, batch, _partitions(records, open_rows))
-    on_time = _on_time(records, batch, clocks, recovered)
-    return _changed(on_time, records["value"], open_rows, batch, clocks)
+    outcomes = _Outcomes.of(records, batch, clocks, recovered)
+    changed = _changed(outcomes.on_time, records["value"], open_rows, batch, clocks)
+    late = _late_by_now(open_rows, waited, batch)
+    return _together([changed, *late, *outcomes.not_merged(records, batch)], batch)
 
 
 def merge_in_chunks(
@@ -206,25 +214,23 @@ def merge_in_chunks(
     batch: Batch,
     recovered: pa.Table = NO_MESSAGES,
     heads: pa.Table = _NO_HEADS,
+    waited: pa.Table | None = None,
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Yield each chunk of silver's open and waiting rows with what `merge` returns for it.
 
-    The last pair is a table without rows, and the merge records of keys that are in no chunk. In
-    partitions of which `records` and `heads` have nothing, nothing is merged.
+    The first and the last pair are a table without rows, and what belongs to no chunk: the records
+    that are not merged, and the merge records of other keys. In partitions of which `records` and
+    `heads` have nothing, nothing is merged.
 
     `chunks`: silver's columns of at least all rows that were open or waited and that the batch may
     change. All rows of a key are in one chunk. The other arguments are those of `merge`. Raises
     ValueError where a key of the batch has rows in two chunks.
     """
     clocks = _clocks(records, heads, batch, _partitions(records, heads))
-    on_time = _on_time(records, batch, clocks, recovered)
-    schema = batch.changed_schema()
-
-    def changed(some: Positioned, chunk: pa.Table) -> pa.Table:
-        """Return what these records change in a chunk."""
-        rows = _changed(some, records["value"], chunk, batch, clocks)
-        return rows.select(schema.names).cast(schema)
-
+    outcomes = _Outcomes.of(records, batch, clocks, recovered)
+    on_time = outcomes.on_time
+    none = batch.changed_schema().empty_table()
+    yield none, _together([none, *outcomes.not_merged(records, batch)], batch)
     is_remaining = np.ones(len(on_time.times), np.bool_)
     for chunk in chunks:
         record_keys, chunk_keys, _ = _keys(on_time.rows, chunk)
@@ -232,10 +238,21 @@ def merge_in_chunks(
         if (is_here & ~is_remaining).any():
             raise ValueError(_TWO_OPEN_RECORDS)
         is_remaining &= ~is_here
-        yield chunk, changed(on_time.where(is_here), chunk)
-        del chunk  # not in memory while the next one comes
-    none = schema.empty_table()
-    yield none, changed(on_time.where(is_remaining), none)
+        changed = _changed(on_time.where(is_here), records["value"], chunk, batch, clocks)
+        changed = _together([changed, *_late_by_now(chunk, waited, batch)], batch)
+        yield chunk, changed
+        del chunk, changed  # not in memory while the next one comes
+    rest = _changed(on_time.where(is_remaining), records["value"], none, batch, clocks)
+    yield none, rest
+
+
+def _in_columns(rows: pa.Table, batch: Batch) -> pa.Table:
+    schema = batch.changed_schema()
+    return rows.select(schema.names).cast(schema)
+
+
+def _together(rows: Sequence[pa.Table], batch: Batch) -> pa.Table:
+    return pa.concat_tables([_in_columns(each, batch) for each in rows])
 
 
 def applied(chunk: pa.Table, changed: pa.Table) -> pa.Table:
@@ -255,6 +272,10 @@ def kept(unfinished: pa.Table, changed: pa.Table) -> pa.Table:
 
     A MERGE of a batch's changes (`merge`) would leave these of them.
     """
+    changed = filtered(
+        changed.select(["partition", "tenant", "merge_key", *REPLACING]),
+        np.logical_or(*(changed[name].is_valid().to_numpy() for name in REPLACING)),
+    )
     keys = changed["merge_key"].cast(pa.large_string())
     has_key = pc.is_in(unfinished["merge_key"].cast(pa.large_string()), keys)
     if not pc.any(has_key).as_py():
@@ -281,42 +302,25 @@ def released_keys(waiting: pa.Table, clocks: Clocks) -> list[str]:
     return list(waiting["merge_key"].filter(pa.array(~clocks.waits(rows))).to_pylist())
 
 
-def late(records: pa.Table, batch: Batch, heads: pa.Table = _NO_HEADS) -> pa.Table:
-    """Return the batch's late records with their positions: the columns of `LATE_SCHEMA`.
-
-    The arguments are those of `merge`.
+def _late_by_now(unfinished: pa.Table, waited: pa.Table | None, batch: Batch) -> Iterator[pa.Table]:
+    """Yield rows of silver for the records that waited for their tenants before an epoch, and are
+    late by its rules.
     """
-    clocks = _clocks(records, heads, batch, _partitions(records))
-    positioned = clocks.positioned(without_values(records))
-    late_records = positioned.where(
-        positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out)
-    )
-    rows = late_records.rows
-    rows = rows.append_column("value", _gathered(records["value"], int64s(rows[_ROW])))
-    rows = rows.append_column("position", time_column(late_records.positions))
-    return _late_rows(rows, batch)
-
-
-def late_again(records: pa.Table, waiting: pa.Table, batch: Batch) -> pa.Table:
-    """Return the records that waited for their tenants before an epoch and are late by its rules.
-
-    The columns are those of `late`. `waiting`: rows of silver from before the epoch's first batch,
-    which is `batch`. `records`: at least those that waited, as for `merge`.
-    """
-    waited = Positioned.of_waiting(waiting)
-    places = placed(waited.where(waited.is_late(batch.rules)).rows, batch.inputs)
-    return _late_rows(records_at(records, places), batch)
+    if waited is None:
+        return
+    is_waiting = pc.equal(unfinished["status"], "waiting").to_numpy()
+    waiting = Positioned.of_waiting(filtered(unfinished, is_waiting))
+    late = waiting.where(waiting.is_late(batch.rules)).rows
+    yield _late_rows(records_at(waited, late), batch)
 
 
 def _late_rows(rows: pa.Table, batch: Batch) -> pa.Table:
-    schema = LATE_SCHEMA
-    rows = rows.append_column("batch", pa.array(np.full(rows.num_rows, batch.plan.batch)))
-    generation = pa.array(np.full(rows.num_rows, batch.plan.generation))
-    rows = rows.append_column("generation", generation)
+    """Return late records, which have their positions and values, as rows of silver."""
+    rows = of_batch(rows, batch.plan.batch, batch.plan.generation)
     rows = rows.append_column("u", time_column(_settled_after(rows, batch)))
-    if ID.name not in rows.column_names:
-        rows = rows.append_column(ID.name, pa.nulls(rows.num_rows, pa.string()))
-    return rows.select(schema.names).cast(schema)
+    rows = rows.append_column(RECORD_BYTES, pa.array(lengths(rows["value"])))
+    names = [name for name in (*LATE_SCHEMA.names, RECORD_BYTES.name) if name in rows.column_names]
+    return in_silver(rows.select(names), "late", batch.changed_schema())
 
 
 def _settled_after(late_rows: pa.Table, batch: Batch) -> Int64s:
@@ -360,18 +364,38 @@ def _partitions(*tables: pa.Table) -> set[int]:
     return {p for rows in tables for p in pc.unique(rows["partition"]).to_pylist()}
 
 
-def _on_time(records: pa.Table, batch: Batch, clocks: Clocks, recovered: pa.Table) -> Positioned:
-    """Return the records that a batch merges, without their values.
+class _Outcomes(NamedTuple):
+    """A batch's records with a key, without their values, by what becomes of them.
 
-    They are neither late, nor passed over, nor in the sink already.
+    - `on_time`: those that are merged.
+    - `late`: see rule 3.
+    - `passed`: a message has them, or they are copies of other records.
     """
-    positioned = clocks.positioned(without_values(records))
-    on_time = positioned.where(
-        ~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out)
-    )
-    if not recovered.num_rows:
-        return on_time
-    return on_time.where(~is_published(on_time, recovered))
+
+    on_time: Positioned
+    late: Positioned
+    passed: Positioned
+
+    @classmethod
+    def of(cls, records: pa.Table, batch: Batch, clocks: Clocks, recovered: pa.Table) -> _Outcomes:
+        """Return the outcomes of records."""
+        positioned = clocks.positioned(without_values(records))
+        is_passed = positioned.is_passed_over(batch.rules, batch.out)
+        is_late = positioned.is_late(batch.rules) & ~is_passed
+        if recovered.num_rows:
+            is_passed |= ~is_late & is_published(positioned, recovered)
+        return cls(*map(positioned.where, (~is_late & ~is_passed, is_late, is_passed)))
+
+    def not_merged(self, records: pa.Table, batch: Batch) -> Iterator[pa.Table]:
+        """Yield rows of silver for those that are not merged; `records` has their values."""
+        if len(self.late.times):
+            late = self.late.with_positions()
+            values = _gathered(records["value"], int64s(late[_ROW]))
+            yield _late_rows(late.append_column("value", values), batch)
+        if len(self.passed.times):
+            passed = self.passed.with_positions()
+            passed = of_batch(passed, batch.plan.batch, batch.plan.generation)
+            yield in_silver(passed.select(PASSED.names), "passed", batch.changed_schema())
 
 
 def is_published(records: Positioned, recovered: pa.Table) -> Booleans:
@@ -443,6 +467,10 @@ def _changed(
     batch: Batch,
     clocks: Clocks,
 ) -> pa.Table:
+    """Return the rows of silver that merging some records with all rows of their keys gives.
+
+    `values`: those of the batch's records.
+    """
     entering = _Entering.of(records, unfinished, batch, clocks)
     every = records.with_others(entering.waited)
     labels, is_changed = _labels(every, entering, batch, clocks)
@@ -505,10 +533,18 @@ def _changed(
         "delete_up_to": pa.nulls(merged.size, TIME),
     }
     schema = batch.changed_schema()
-    rows = pa.table(columns).select(schema.names)
-    if not entering.deleted.num_rows:
-        return rows
-    return pa.concat_tables([rows.cast(schema), deletion_markers(entering.deleted, schema)])
+    columns |= {kind.name: pa.nulls(merged.size, kind.type) for kind in OUTCOMES}
+    if waits.any():  # each is one record
+        for name, kind in PLACE.items():
+            place = merged.first(both(records.rows[name], before[name], kind))
+            columns[name] = pc.if_else(pa.array(waits), place, pa.scalar(None, kind))
+    rows = [pa.table(columns).select(schema.names)]
+    if repeated is not None:
+        duplicates = duplicates_of(rows[0], batch.plan.batch)
+        rows.append(in_silver(duplicates, "duplicate", schema))
+    if entering.deleted.num_rows:
+        rows.append(deletion_markers(entering.deleted, schema))
+    return _together(rows, batch)
 
 
 def _labels(

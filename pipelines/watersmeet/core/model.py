@@ -343,8 +343,11 @@ class PartitionMerge:
 
     A record before it is passed over: it is published, was rejected, or is late.
     """
-    already_published: list[Record] = field(default_factory=list)
-    """Records that the sink holds, and records that were passed over."""
+    passed: list[tuple[int, Record]] = field(default_factory=list)
+    """Records that the sink holds, and others that are passed over.
+
+    Each comes with its tenant's position there.
+    """
 
     @property
     def heads(self) -> dict[InputId, int]:
@@ -452,23 +455,26 @@ class PartitionMerge:
             if record.is_heartbeat:
                 continue
             if position < self.since or (record.input, record.offset) in self.out:
-                self.already_published.append(record)
+                self.passed.append((position, record))
                 continue
             horizon = self.horizons.get(_tenant(record), self.horizon)
             oldest = position - self.rules.gap_ms
             if record.event_time < (oldest if horizon is None else max(oldest, horizon)):
                 self.late.append(LateRecord(record, position))
+            elif self._is_published(position, record):
+                self.passed.append((position, record))
             else:
                 self.waiting.append((position, record))
+
+    def _is_published(self, position: int, record: Record) -> bool:
+        """Return True where a message that was read back, or an earlier one of its key, has it."""
+        messages = self.recovered.get(record.key or "", ())
+        tenant = _tenant(record)
+        return any(each.tenant == tenant and position <= each.due for each in messages)
 
     def _merge(self, position: int, record: Record) -> None:
         key = record.key or ""
         tenant = _tenant(record)
-        messages = [message for message in self.recovered.get(key, ()) if message.tenant == tenant]
-        if any(position <= message.due for message in messages):
-            # A part of that message, or of an earlier one of its key.
-            self.already_published.append(record)
-            return
         row = self.open.get((tenant, key))
         if row is not None and self._due(row) < position:
             self._time_out(row)

@@ -235,7 +235,7 @@ class BatchPlan:
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
     clocks: Mapping[int, int]
-    has_late: bool
+    has_late: bool = False
     """True where there may be late records."""
     generation: int = 0
     """Number of the generation that the batch belongs to."""

@@ -8,7 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.columns import NULL_TIME, Booleans, Int64s, both, int64s, looked_up, times_ms
+from watersmeet.core.columns import (
+    NULL_TIME,
+    Booleans,
+    Int64s,
+    both,
+    int64s,
+    looked_up,
+    time_column,
+    times_ms,
+)
 from watersmeet.core.plan import Rules, TopicPartition, by_topic_partition
 
 NAMES = {"partition": pa.int32(), "merge_key": pa.large_string(), "tenant": pa.large_string()}
@@ -26,6 +35,10 @@ class Positioned(NamedTuple):
     def of_waiting(cls, rows: pa.Table) -> Positioned:
         """Return the records in rows of silver that wait for their tenants."""
         return cls(rows, times_ms(rows["event_time"]), times_ms(rows["position"]))
+
+    def with_positions(self) -> pa.Table:
+        """Return the rows with their positions."""
+        return self.rows.append_column("position", time_column(self.positions))
 
     def with_others(self, others: Positioned) -> Positioned:
         """Return these records, then others; the rows have at least the columns `NAMES`."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from watersmeet.core.clocks import Clocks, clocks_of
-from watersmeet.core.merge import NO_MESSAGES, Batch, late, merge
+from watersmeet.core.merge import NO_MESSAGES, Batch, merge
 from watersmeet.core.plan import BatchPlan, Cursor, TopicPartition
 from watersmeet.core.tenants import HEADS
 
@@ -29,24 +29,12 @@ class State(NamedTuple):
         cursors = {**self.cursors, **plan.cursors()}
         return State(plan.batch + 1, cursors, plan.clocks, clocks.heads())
 
-    def before(self, plan: BatchPlan, clocks: Mapping[int, int]) -> State:
-        """Return the state before a batch that this one begins behind, without heads.
-
-        `clocks`: by partition, those (ms) before the batch.
-        """
-        entered = {
-            tp: Cursor(done.from_offset, done.position_before) for tp, done in plan.ranges.items()
-        }
-        return State(plan.batch, {**self.cursors, **entered}, clocks)
-
 
 class Step(NamedTuple):
     """The outcome of a batch."""
 
     changed: pa.Table
     """What `core.merge.merge` returns."""
-    late: pa.Table
-    """What `core.merge.late` returns."""
     clocks: Clocks
     """The clocks of the batch."""
     state: State
@@ -58,12 +46,12 @@ def step(
     records: pa.Table,
     unfinished: pa.Table,
     recovered: pa.Table = NO_MESSAGES,
+    waited: pa.Table | None = None,
 ) -> Step:
     """Merge a batch. The arguments are those of `core.merge.merge`, for all partitions."""
     clocks = clocks_of(batch.rules, batch.plan, batch.idle, records, state.heads)
     return Step(
-        merge(records, unfinished, batch, recovered, state.heads),
-        late(records, batch, state.heads),
+        merge(records, unfinished, batch, recovered, state.heads, waited),
         clocks,
         state.after(batch.plan, clocks),
     )

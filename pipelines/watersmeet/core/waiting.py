@@ -3,17 +3,13 @@ each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Booleans, numbered, one_chunk
-from watersmeet.core.input_columns import part_topics
-from watersmeet.core.inputs import InputId
-from watersmeet.core.types import TIME
+from watersmeet.core.columns import Booleans, numbered
 
 _KEY = ["partition", "tenant", "merge_key"]
 _PLACE = ["source", "topic", "partition", "offset"]
@@ -65,29 +61,9 @@ def deletion_markers(deleted: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(nothing | columns).select(schema.names).cast(schema)
 
 
-def placed(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
-    """Return the places that rows which wait come from.
-
-    The columns are source, topic, partition, offset, and position, which is that of the record in
-    its tenant.
-    """
-    places = []
-    for source in dict.fromkeys(input_id.source for input_id in inputs):
-        source_rows = rows.filter(pc.greater(pc.list_value_length(rows[source]), 0))
-        parts = one_chunk(source_rows[source]).flatten()
-        columns = [
-            pa.repeat(pa.scalar(source), len(parts)),
-            part_topics(parts, inputs, source),
-            source_rows["partition"],
-            parts.field("offset"),
-            source_rows["position"].cast(TIME),
-        ]
-        places.append(pa.table(columns, [*_PLACE, "position"]))
-    return pa.concat_tables(places)
-
-
-def records_at(records: pa.Table, places: pa.Table) -> pa.Table:
-    """Return the records at these places (`placed`), with their positions."""
+def records_at(records: pa.Table, waiting: pa.Table) -> pa.Table:
+    """Return the records that some rows of silver hold which wait, with the positions there."""
+    places = waiting.select([*_PLACE, "position"])
     short = numbered(records.select(_PLACE), "row")
     both = short.join(places, _PLACE, join_type="inner").sort_by("row")
     return records.take(both["row"]).append_column("position", both["position"])

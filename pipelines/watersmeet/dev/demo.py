@@ -131,12 +131,12 @@ def _outcomes(reader: TableReader, settings: Settings, produced: dict[str, int])
     table = Table("topic", box=None, header_style="dim")
     for name in ("in Kafka", "in bronze", "merged", "late", "quarantined", "heartbeats", "waiting"):
         table.add_column(name, justify="right")
-    silver = reader.select(tables.SILVER, list(settings.sources))
+    merged_rows = reader.select(tables.MERGED, list(settings.sources))
     late = _counts(reader, tables.LATE, "source")
     quarantined = _counts(reader, tables.QUARANTINE, "source")
     for name, source in settings.sources.items():
         bronze = _counts(reader, tables.bronze(name), "heartbeat")
-        merged = pc.sum(pc.list_value_length(silver[name])).as_py() or 0
+        merged = pc.sum(pc.list_value_length(merged_rows[name])).as_py() or 0
         waiting = bronze[False] - merged - late[name] - quarantined[name]
         outcomes = (merged, late[name], quarantined[name], bronze[True], waiting)
         in_kafka = sum(produced[topic] for topic in source.topics)
@@ -195,10 +195,12 @@ def _sequence(messages: list[dict[str, Any]]) -> Table:
 
 _READ = {
     "spark": "from watersmeet.engine.session import spark_session; "
-    "spark_session({{}}).read.format('delta').load('{0}').show()",
+    "spark_session({{}}).read.format('delta').load('{0}')"
+    ".where('status = \\'timed_out\\'').show()",
     "embedded": "import deltalake, pyarrow; found = deltalake.QueryBuilder().register('silver', "
     "deltalake.DeltaTable('{0}')); "
-    "print(pyarrow.table(found.execute('SELECT * FROM silver LIMIT 3')))",
+    "print(pyarrow.table(found.execute("
+    "'SELECT * FROM silver WHERE status = \\'timed_out\\' LIMIT 3')))",
 }
 """By engine, a Python program that reads silver with what the engine brings along."""
 

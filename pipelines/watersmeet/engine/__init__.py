@@ -9,7 +9,7 @@ hands it from one call to the next and never looks inside.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
@@ -152,6 +152,22 @@ class Taken:
     reached: Mapping[int, int]
 
 
+class Following(Protocol):
+    """Rows of silver that are written in one commit with others, and follow from these."""
+
+    @property
+    def keys(self) -> Collection[str] | None:
+        """The merge keys whose finished rows they follow from, beside the late rows; None where
+        they follow from none.
+        """
+
+    def see(self, rows: pa.Table) -> None:
+        """Take rows that are written: all late ones before any finished ones."""
+
+    def rows(self) -> Iterator[pa.Table]:
+        """Yield the rows that follow, in pieces, once all others were seen."""
+
+
 class Running(Protocol):
     """Work that an engine does until it is stopped, has come to its end, or fails."""
 
@@ -283,17 +299,15 @@ class Engine(Protocol):
     def create_view(self, name: str, query: str) -> None:
         """Create or replace a view in the lake's catalog, which is this query in Spark SQL."""
 
-    def append(self, table: str, rows: Rows | pa.Table, commit: Commit | None = None) -> None:
-        """Append rows in one commit; where there are no rows, make the commit all the same."""
-
-    def prepared(
-        self, table: str, chunks: Iterable[pa.Table]
-    ) -> AbstractContextManager[Rows | None]:
-        """Provide rows that come in pieces, to be appended once to a table that is not partitioned
-        while the `with` block lasts; None where no piece comes.
-
-        The pieces have the columns of the table. Where delta-rs can write it, memory holds a piece
-        at a time, and each becomes a file.
+    def append(
+        self,
+        table: str,
+        rows: Rows | pa.Table,
+        commit: Commit | None = None,
+        following: Following | None = None,
+    ) -> None:
+        """Append rows, and what follows from them, in one commit; where there are no rows, make the
+        commit all the same.
         """
 
     def merge(
@@ -304,15 +318,18 @@ class Engine(Protocol):
         *,
         only_open: bool = True,
         large: SilverRows | None = None,
+        following: Following | None = None,
     ) -> None:
-        """Replace or insert each of `rows` in one commit; once per commit.
+        """Replace or insert each of `rows`, and insert what follows from them, in one commit; once
+        per commit.
 
         `rows` have silver's columns, and `replaces`: the event time of the row with the same
         partition, tenant and merge_key whose place a row takes, null for a new one. A row with a
-        null status deletes all rows that it matches: those at `replaces`, and those of its key that
+        null status deletes all rows that it matches: that at `replaces`, and those of its key that
         wait, up to the position `delete_up_to`. `only_open`: of the rows that do not wait, only
-        open ones are replaced or deleted. `large`: given where the rows among which those are do
-        not fit into memory.
+        open ones are replaced or deleted; else every row of the key with the event time `replaces`,
+        but messages that were read back (`out`). `large`: given where the rows among which those
+        are do not fit into memory.
         """
 
     def merge_in_chunks(
@@ -322,13 +339,14 @@ class Engine(Protocol):
         inputs: Sequence[Input],
         schema: pa.Schema,
         commit: Commit,
+        following: Following,
     ) -> bool:
-        """Merge the changes that `function` makes to rows of silver as `merge` does: in one commit,
-        once per commit.
+        """Merge the changes that `function` makes to rows of silver as `merge` does, with what
+        follows from them: in one commit, once per commit.
 
         Memory holds a piece of the rows at a time, and all rows of a key are in one piece. The
-        changes have the columns of `schema`. Return False, and
-        change nothing, where the engine cannot do so: then use `merge`.
+        changes have the columns of `schema`. Return False, and change nothing, where the engine
+        cannot do so: then use `merge`.
         """
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
@@ -382,11 +400,14 @@ def replaced_row(*, only_open: bool) -> str:
     """
     columns = ("partition", "tenant", "merge_key")
     its_key = " AND ".join(f"kept.{name} = changed.{name}" for name in columns)
-    is_merged = "kept.status = 'open'" if only_open else "kept.status != 'waiting'"
-    is_replaced = f"{is_merged} AND kept.event_time = changed.replaces"
+    its_time = "kept.event_time = changed.replaces"
+    if not only_open:
+        return f"kept.status != 'out' AND {its_key} AND {its_time}"
+    is_replaced = f"kept.status = 'open' AND {its_time}"
     is_deleted = "kept.status = 'waiting' AND kept.position <= changed.delete_up_to"
-    its_row = f"{its_key} AND (({is_replaced}) OR ({is_deleted}))"
-    return f"kept.status IN ('open', 'waiting') AND {its_row}" if only_open else its_row
+    return (
+        f"kept.status IN ('open', 'waiting') AND {its_key} AND (({is_replaced}) OR ({is_deleted}))"
+    )
 
 
 def read_input(engine: Engine, rows: Input) -> Rows:

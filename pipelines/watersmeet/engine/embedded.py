@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final, TypedDict
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ from watersmeet.core.columns import cuts
 from watersmeet.core.merge import applied, kept, new_rows
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.engine import (
+    Following,
     Function,
     InChunks,
     Input,
@@ -237,7 +239,11 @@ class EmbeddedEngine(Polling):
         )
 
     def append(
-        self, table: str, rows: pa.Table | WrittenFiles, commit: Commit | None = None
+        self,
+        table: str,
+        rows: pa.Table | WrittenFiles,
+        commit: Commit | None = None,
+        following: Following | None = None,
     ) -> None:
         """See `Engine.append`."""
         if isinstance(rows, WrittenFiles):
@@ -245,6 +251,14 @@ class EmbeddedEngine(Polling):
             self.append_files(table, rows.entries, commit)
             return
         schema = self.lake.schema(table)
+        if following is not None:
+            rows, rest = _followed(rows, following)
+            if rows.nbytes > _MERGED_BYTES and self.takes_files(table):
+                chunks = chain(_in_row_groups(rows), rest)
+                pieces = (chunk.select(schema.names).cast(schema) for chunk in chunks)
+                self.append_files(table, self.write_files(table, pieces), commit)
+                return
+            rows = pa.concat_tables([rows, *rest])
         rows = rows.select(schema.names).cast(schema)
         self._commit(
             table,
@@ -257,21 +271,6 @@ class EmbeddedEngine(Polling):
                 **arguments,
             ),
         )
-
-    @contextmanager
-    def prepared(self, table: str, chunks: Iterable[pa.Table]) -> Iterator[Any]:
-        """See `Engine.prepared`."""
-        if not self.takes_files(table):
-            rows = [*chunks]
-            yield pa.concat_tables(rows) if rows else None
-            return
-        files = WrittenFiles(self, [])
-        try:
-            for chunk in chunks:
-                files.entries += filter(None, [self.write_file(table, [chunk])])
-            yield files if files.entries else None
-        finally:
-            files.delete_unless_offered(table)
 
     def write_files(
         self, table: str, chunks: Iterable[pa.Table], prefix: str = FILES
@@ -300,9 +299,7 @@ class EmbeddedEngine(Polling):
         the file begins with `prefix`.
         """
         layout = self.lake.layout[table]
-        repeating = None  # a correction repeats what the one before it has
-        if table != tables.CORRECTIONS:
-            repeating = [name for name in layout.schema.names if name not in _DISTINCT]
+        repeating = [name for name in layout.schema.names if name not in _DISTINCT]
         file: DataFile | None = None
         for rows in chunks:
             file = file or DataFile(layout.schema, layout.counted, repeating)
@@ -343,8 +340,12 @@ class EmbeddedEngine(Polling):
         *,
         only_open: bool = True,
         large: SilverRows | None = None,
+        following: Following | None = None,
     ) -> None:
         """See `Engine.merge`. delta-rs's MERGE takes several times as much memory as its rows."""
+        rest: Iterator[pa.Table] = iter(())
+        if following is not None:
+            rows, rest = _followed(rows, following)
         if large is None and only_open and rows.nbytes > _MERGED_BYTES:
             large = SilverRows(["open", "waiting"], rows.nbytes)
         if large is not None and self._can_rewrite(table):
@@ -352,12 +353,12 @@ class EmbeddedEngine(Polling):
             def merged(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
                 """Yield each chunk without the rows that are replaced, then the new ones."""
                 yield from map(partial(kept, changed=rows), chunks)
-                new = new_rows(rows)
-                for begin, end in cuts(sizes_of(new), ROW_GROUP_BYTES):
-                    yield new.slice(begin, end - begin)
+                for chunk in chain(_in_row_groups(rows), rest):
+                    yield new_rows(chunk)
 
             self._rewrite(table, large, merged, commit)
             return
+        rows = pa.concat_tables([rows, *rest])
         schema = self.lake.layout[table].schema
         columns = {sql_name(name): f"changed.{sql_name(name)}" for name in schema.names}
         condition = replaced_row(only_open=only_open)
@@ -384,6 +385,7 @@ class EmbeddedEngine(Polling):
         inputs: Sequence[Input],
         _: pa.Schema,
         commit: Commit,
+        following: Following,
     ) -> bool:
         """See `Engine.merge_in_chunks`."""
         table = tables.SILVER
@@ -398,8 +400,11 @@ class EmbeddedEngine(Polling):
             if has_waiting:  # else a key has one row
                 chunks = by_key(chunks, schema, self._chunks(unfinished))
             for chunk, changed in function(chunks, *map(partial(read_input, self), inputs)):
+                if following.keys is not None:
+                    following.see(changed)
                 yield applied(chunk, changed)
                 del chunk, changed  # not in memory while the next ones come
+            yield from map(new_rows, following.rows())
 
         self._rewrite(table, unfinished, merged, commit)
         return True
@@ -628,6 +633,27 @@ class EmbeddedEngine(Polling):
         self.reader.opened(table).alter.set_table_properties(
             dict(properties), raise_if_not_exists=False
         )
+
+
+def _followed(rows: pa.Table, following: Following) -> tuple[pa.Table, Iterator[pa.Table]]:
+    """Return rows together with what follows from them, as far as it is small, and the rest."""
+    if following.keys is not None:
+        following.see(rows)
+    rest = following.rows()
+    some = [rows]
+    size = rows.nbytes
+    for more in rest:
+        some.append(more)
+        size += more.nbytes
+        if size > _MERGED_BYTES:
+            break
+    schema = some[-1].schema
+    return pa.concat_tables([each.select(schema.names).cast(schema) for each in some]), rest
+
+
+def _in_row_groups(rows: pa.Table) -> Iterator[pa.Table]:
+    for begin, end in cuts(sizes_of(rows), ROW_GROUP_BYTES):
+        yield rows.slice(begin, end - begin)
 
 
 @dataclass

@@ -17,11 +17,10 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,6 +34,7 @@ from pyspark.sql.types import StructType
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.types import columns_ddl
 from watersmeet.engine import (
+    Following,
     Function,
     InChunks,
     Input,
@@ -133,6 +133,10 @@ class SparkEngine(Polling, SparkWriter):
         version: int | None = None,
     ) -> DataFrame:
         """See `Engine.read`."""
+        if (view := self.lake.views.get(table)) is not None:
+            [part] = view.parts
+            table = part.table
+            where = part.resolved(where) or ()
         rows = matching(table_rows(self.spark, self.lake, table, version), where)
         return rows.select(
             *columns, *[F.lit(value).alias(name) for name, value in (constants or {}).items()]
@@ -328,30 +332,29 @@ class SparkEngine(Polling, SparkWriter):
             super().create(table)
 
     def append(
-        self, table: str, rows: DataFrame | pa.Table | WrittenFiles, commit: Commit | None = None
+        self,
+        table: str,
+        rows: DataFrame | pa.Table | WrittenFiles,
+        commit: Commit | None = None,
+        following: Following | None = None,
     ) -> None:
         """See `Engine.append`. Where delta-rs can write the table, it makes the commit: of rows in
         this process, or of files that Spark's tasks write.
         """
         by_delta_rs = self._by_delta_rs(table)
         if by_delta_rs is None:
-            super().append(table, rows, commit)
+            super().append(table, rows, commit, following)
         elif isinstance(rows, pa.Table | WrittenFiles):
             with self.changing(table):
-                by_delta_rs.append(table, rows, commit)
+                by_delta_rs.append(table, rows, commit, following)
         elif by_delta_rs.takes_files(table):
             tasks = RowsToFiles(self.lake, self._id, table, self._new_files())
-            rows = rows.select(*self.lake.schema(table).names)
-            with self._writing(by_delta_rs, table, tasks, rows) as (files, _):
-                self.append(table, files, commit)
+            with self.followed(rows, following) as every:
+                every = every.select(*self.lake.schema(table).names)
+                with self._writing(by_delta_rs, table, tasks, every) as (files, _):
+                    self.append(table, files, commit)
         else:
-            super().append(table, rows, commit)
-
-    def prepared(self, table: str, chunks: Iterable[pa.Table]) -> AbstractContextManager[Any]:
-        """See `Engine.prepared`."""
-        if (by_delta_rs := self._by_delta_rs(table)) is not None:
-            return by_delta_rs.prepared(table, chunks)
-        return super().prepared(table, chunks)
+            super().append(table, rows, commit, following)
 
     def merge(
         self,
@@ -361,6 +364,7 @@ class SparkEngine(Polling, SparkWriter):
         *,
         only_open: bool = True,
         large: SilverRows | None = None,
+        following: Following | None = None,
     ) -> None:
         """See `Engine.merge`. Rows in this process are merged by delta-rs where it can write the
         table, unless it would have to read or rewrite much: Spark marks the rows that go, and uses
@@ -380,9 +384,12 @@ class SparkEngine(Polling, SparkWriter):
             )
         ):
             with self.changing(table):
-                by_delta_rs.merge(table, rows, commit, only_open=only_open, large=large)
+                by_delta_rs.merge(
+                    table, rows, commit, only_open=only_open, large=large, following=following
+                )
         else:
-            self.merge_by_spark(table, rows, commit, only_open=only_open)
+            with self.followed(rows, following) as every:
+                self.merge_by_spark(table, every, commit, only_open=only_open)
 
     def merge_in_chunks(
         self,
@@ -391,6 +398,7 @@ class SparkEngine(Polling, SparkWriter):
         inputs: Sequence[Input],
         schema: pa.Schema,
         commit: Commit,
+        following: Following,
     ) -> bool:
         """See `Engine.merge_in_chunks`. A Python worker gets the rows of each key together, after
         the other inputs: Spark's own MERGE and sorting use the disk where memory does not suffice.
@@ -402,7 +410,9 @@ class SparkEngine(Polling, SparkWriter):
         every = Selection(tables.SILVER, [], unfinished.every)
         if by_delta_rs is not None and self._has_large(*inputs, every):
             with self.changing(tables.SILVER):
-                if by_delta_rs.merge_in_chunks(unfinished, function, inputs, schema, commit):
+                if by_delta_rs.merge_in_chunks(
+                    unfinished, function, inputs, schema, commit, following
+                ):
                     return True
         rows = [
             *map(partial(read_input, self), inputs),
@@ -420,7 +430,8 @@ class SparkEngine(Polling, SparkWriter):
             _ARROW_BYTES: str(CHUNK_BYTES),
             _ROW_GROUP_ROWS: str(max(1, CHUNK_BYTES * count // max(1, unfinished.size))),
         }
-        self.merge_by_spark(tables.SILVER, changed, commit, settings=settings)
+        with self.followed(changed, following) as changed_rows:
+            self.merge_by_spark(tables.SILVER, changed_rows, commit, settings=settings)
         return True
 
     # -- following

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
-from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from watersmeet.core.types import TIME, columns_ddl
-from watersmeet.engine import replaced_row
+from watersmeet.engine import Following, replaced_row
 from watersmeet.engine.session import create_rows, session_with
 from watersmeet.lake.by_spark import sql_name, sql_where
 from watersmeet.lake.commits import Commit
@@ -108,14 +107,24 @@ class SparkWriter:
 
     def create_view(self, name: str, query: str) -> None:
         """See `Engine.create_view`."""
-        statement = f"CREATE OR REPLACE VIEW {self.lake.address(name)} AS {query}"
+        statement = f"CREATE OR REPLACE VIEW {self.lake.own_address(name)} AS {query}"
         try:
             self.spark.sql(statement)
         except PySparkException:  # another process has made it meanwhile, perhaps: then replace it
             self.spark.sql(statement)
 
-    def append(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None = None) -> None:
+    def append(
+        self,
+        table: str,
+        rows: DataFrame | pa.Table,
+        commit: Commit | None = None,
+        following: Following | None = None,
+    ) -> None:
         """See `Engine.append`."""
+        with self.followed(rows, following) as every:
+            self._append_in(table, every, commit)
+
+    def _append_in(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None) -> None:
         if isinstance(rows, pa.Table):
             rows = self.rows(rows).coalesce(1)
         options = {}
@@ -135,11 +144,40 @@ class SparkWriter:
             else:
                 writer.save(hadoop_path(self.lake.address(table)))
 
-    def prepared(self, table: str, chunks: Iterable[pa.Table]) -> AbstractContextManager[Any]:
-        """See `Engine.prepared`."""
-        del table
-        rows = [*chunks]
-        return nullcontext(pa.concat_tables(rows) if rows else None)
+    @contextmanager
+    def followed(
+        self, rows: DataFrame | pa.Table, following: Following | None
+    ) -> Iterator[DataFrame | pa.Table]:
+        """Provide rows together with what follows from them."""
+        if following is None:
+            yield rows
+            return
+        if isinstance(rows, pa.Table):
+            if following.keys is not None:
+                following.see(rows)
+            every = [each.cast(rows.schema) for each in following.rows()]
+            yield pa.concat_tables([rows, *every])
+            return
+        is_cached = following.keys is not None
+        rows = rows.persist() if is_cached else rows
+        try:
+            if is_cached:
+                self._let_see(rows, following)
+            more = [each for each in following.rows() if each.num_rows]
+            # One task, so that a few rows do not become a file each.
+            yield (
+                rows.unionByName(self.rows(pa.concat_tables(more)).coalesce(1)) if more else rows
+            )
+        finally:
+            if is_cached:
+                rows.unpersist()
+
+    def _let_see(self, rows: DataFrame, following: Following) -> None:
+        """Show what follows from rows those that it wants to see."""
+        following.see(rows.where("status = 'late'").toArrow())
+        keys = pa.table({"merge_key": pa.array(sorted(following.keys or ()), pa.string())})
+        closed = rows.where("status = 'timed_out'")
+        following.see(closed.join(self.rows(keys), "merge_key", "leftsemi").toArrow())
 
     def merge_by_spark(
         self,

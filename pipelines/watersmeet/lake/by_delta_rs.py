@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -37,6 +37,7 @@ from watersmeet.lake.table_reader import (
     plain_schema,
     restored_to,
 )
+from watersmeet.lake.views import View
 
 
 @names_tables
@@ -57,12 +58,17 @@ class DeltaRsReader(TableReader):
         It never changes, so all threads share it.
         """
 
+    @property
+    def views(self) -> Mapping[str, View]:
+        """See `TableReader`."""
+        return self._lake.views
+
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
         return DeltaTable.is_deltatable(self.uri(table), self.storage(table))
 
-    def rows(
-        self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+    def table_rows(
+        self, table: str, columns: Sequence[str], where: Where, version: int | None
     ) -> pa.Table:
         """See `TableReader`."""
         return self._ask(table, _Selection(columns), where, version)
@@ -79,14 +85,13 @@ class DeltaRsReader(TableReader):
         """See `TableReader`. Few rows are unpacked at a time, and their lengths alone stay."""
         return normalise(self._ask(table, _Selection(columns, lists=lists), where, version))
 
-    def summary(
+    def table_summary(
         self,
         table: str,
         by: Sequence[str],
         values: Aggregates,
-        where: Where = (),
-        *,
-        version: int | None = None,
+        where: Where,
+        version: int | None,
     ) -> pa.Table:
         """See `TableReader`."""
         return normalise(self._ask(table, _Selection(by, values, is_grouped=True), where, version))
@@ -200,7 +205,7 @@ class DeltaRsReader(TableReader):
         files = files.select([name for name in columns if name in files.column_names])
         size = 0
         for file in files.to_pylist():
-            if file["partition.status"] == "waiting":
+            if only_open and file["partition.status"] == "waiting":
                 is_rewritten = may_delete
             elif replaced["min"] is None or (only_open and file["partition.status"] != "open"):
                 is_rewritten = False

@@ -34,6 +34,7 @@ from watersmeet.lake.table_reader import (
     restored_to,
     row_count,
 )
+from watersmeet.lake.views import View
 
 _GONE: Final = frozenset(
     [
@@ -63,6 +64,11 @@ class SparkReader(TableReader):
     def _spark(self) -> SparkSession:
         return self._factory()
 
+    @property
+    def views(self) -> Mapping[str, View]:
+        """See `TableReader`."""
+        return self._lake.views
+
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
         if self._lake.owning_lake(table).is_catalog:
@@ -75,8 +81,8 @@ class SparkReader(TableReader):
             return False
         return True
 
-    def rows(
-        self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+    def table_rows(
+        self, table: str, columns: Sequence[str], where: Where, version: int | None
     ) -> pa.Table:
         """See `TableReader`."""
         selected = self._rows(table, version, columns, where).select(*map(_column, columns))
@@ -97,14 +103,13 @@ class SparkReader(TableReader):
         sizes = [_length(name).alias(name) for name in lists]
         return normalise(self._collect(table, version, rows.select(*map(_column, columns), *sizes)))
 
-    def summary(
+    def table_summary(
         self,
         table: str,
         by: Sequence[str],
         values: Aggregates,
-        where: Where = (),
-        *,
-        version: int | None = None,
+        where: Where,
+        version: int | None,
     ) -> pa.Table:
         """See `TableReader`."""
         rows = self._rows(table, version, by, where, values)
@@ -241,6 +246,19 @@ def sql_name(lake: Lake, table: str) -> str:
     return (
         address if lake.owning_lake(table).is_catalog else f"delta.{_quoted(hadoop_path(address))}"
     )
+
+
+def view_sql(lake: Lake, name: str, columns: Collection[str] | None = None) -> str:
+    """Return a view as a query in Spark SQL; `columns`: those that it has, all by default."""
+    view = lake.views[name]
+    names = [column for column in view.schema.names if columns is None or column in columns]
+    queries = []
+    for part in view.parts:
+        values = {each: f"'{text}' AS {_quoted(each)}" for each, text in part.constants.items()}
+        selected = ", ".join(values.get(column, _quoted(column)) for column in names)
+        where = sql_where([part.where], ())
+        queries.append(f"SELECT {selected} FROM {sql_name(lake, part.table)} WHERE {where}")
+    return " UNION ALL ".join(queries)
 
 
 def matching(rows: DataFrame, where: Where) -> DataFrame:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import watersmeet
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.lake import tables
-from watersmeet.lake.table_reader import Histories, TableReader, Version, walk
+from watersmeet.lake.table_reader import Histories, Version, walk
 from watersmeet.settings import Settings
 
 APPLICATION: Final = "watersmeet"
@@ -156,19 +156,6 @@ def last_decision(
     return repeated
 
 
-def unnoted_commit(reader: TableReader, settings: Settings, input_id: InputId) -> Commit | None:
-    """Return the last commit of an input to bronze if `quarantine` lacks its refused records.
-
-    None where it lacks nothing.
-    """
-    last = last_decision(reader, tables.bronze(input_id.source), application_of(settings, input_id))
-    if last is None or not last[1].facts["refused"]:
-        return None  # nothing to note, so quarantine's history need not be searched
-    noted = last_commit(reader, tables.QUARANTINE, note_application(settings, input_id))
-    is_noted = noted is not None and noted[1].transaction_version >= last[1].transaction_version
-    return None if is_noted else last[1]
-
-
 def commit_of(table: str, version: Version) -> Commit | None:
     """Return the owner's commit that made a version of a table; None where it was made otherwise.
 
@@ -180,7 +167,7 @@ def commit_of(table: str, version: Version) -> Commit | None:
     if commit is None or commit.is_fence or commit.application in UNREAD:
         return commit
     if table == tables.SILVER:
-        is_batch = "batch" in commit.facts
+        is_batch = commit.application != APPLICATION or "batch" in commit.facts
     else:
         is_batch = not table.startswith(tables.bronze("")) or "ranges" in commit.facts
     return commit if is_batch else None

@@ -1,4 +1,4 @@
-"""The table `idle_heartbeats`: decisions of the idle policy, in the order in which they hold."""
+"""The rows `idle` of silver: decisions of the idle policy, in the order in which they hold."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.plan import TopicPartition
+from watersmeet.core.silver import IDLE
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.table_reader import Condition, TableReader, in_portions
-from watersmeet.settings import Settings
+from watersmeet.lake.tables import Table
 
 Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
 
@@ -110,21 +111,16 @@ def _decided(rows: pa.Table) -> Iterator[Decided]:
 
 
 def decision_rows(
-    settings: Settings, decided: Sequence[Decided], decided_at_ms: int, generation: int
+    decided: Sequence[Decided], decided_at_ms: int, batch: int | None, generation: int
 ) -> pa.Table:
-    """Return decisions of a generation as rows of `idle_heartbeats`.
+    """Return decisions of a generation as rows (`core.silver.IDLE`).
 
-    A decision is one row without a tenant, and one row for each tenant with a time of its own.
+    `batch`: the one that they let go on; None for those that a lost lake had made.
     """
+    numbers = (batch, generation)
     rows = [
-        {**tp.input._asdict(), "partition": tp.partition, "tenant": tenant}
-        | {
-            "after_offset": decision.after_offset,
-            "event_time": time,
-            "decided_at": decided_at_ms,
-            "generation": generation,
-        }
+        (*tp.input, tp.partition, decision.after_offset, time, decided_at_ms, tenant, *numbers)
         for tp, decision in decided
         for tenant, time in [(None, decision.event_time), *decision.tenant_times]
     ]
-    return tables.layout(settings)[tables.IDLE_HEARTBEATS].rows_of(rows)
+    return Table(tables.IDLE_HEARTBEATS, IDLE).rows(rows)

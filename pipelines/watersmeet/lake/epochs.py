@@ -176,12 +176,7 @@ def may_begin_anew(reader: TableReader, epochs: Epochs, settings: Settings) -> b
     changed = changes(epochs, settings)
     if not changed or any(field.endswith(".schema") for field in changed):
         return False
-    with_rows = [
-        tables.SILVER,
-        tables.PROGRESS,
-        tables.RECOVERED,
-        *map(tables.bronze, settings.sources),
-    ]
+    with_rows = [tables.SILVER, *map(tables.bronze, settings.sources)]
     existing = [table for table in with_rows if reader.exists(table)]
     return not any(row_count(reader, table) for table in existing)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
 
 from watersmeet.lake.tables import Table, layout
+from watersmeet.lake.views import View, views
 from watersmeet.settings import CatalogLake, Settings
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -70,9 +71,21 @@ class Lake:
         """Every table by name, as the configuration needs it."""
         return layout(self.settings)
 
+    @cached_property
+    def views(self) -> dict[str, View]:
+        """Every view by name, as the configuration needs it."""
+        own = views(self.settings)
+        borrowed = {
+            name: replace(view, parts=[replace(view.parts[0], table=name)])
+            for name, view in own.items()
+            if name in self.external_tables and view.is_of_one_table
+        }
+        return own | borrowed
+
     def schema(self, table: str) -> pa.Schema:
-        """Return the columns of a table."""
-        return self.layout[table].schema
+        """Return the columns of a table or a view."""
+        view = self.views.get(table)
+        return self.layout[table].schema if view is None else view.schema
 
     @property
     def is_catalog(self) -> bool:
@@ -103,11 +116,20 @@ class Lake:
         return self if external is None else external.owning_lake(table)
 
     def address(self, table: str) -> str:
-        """Return the path or URI `<lake>/<table>`, or the quoted name in the catalog."""
-        location = self.owning_lake(table).settings.lake
+        """Return the path or URI `<lake>/<table>`, or the quoted name in the catalog.
+
+        That of a view is the one of its (first) table.
+        """
+        owner = self.owning_lake(table)
+        view = owner.views.get(table)
+        return owner.own_address(table if view is None else view.parts[0].table)
+
+    def own_address(self, name: str) -> str:
+        """Return the address of a table of this lake, or of a view that its catalog has."""
+        location = self.settings.lake
         if isinstance(location, CatalogLake):
-            return f"`{location.catalog}`.`{location.schema_name}`.`{table}`"
-        return f"{location}/{table}"
+            return f"`{location.catalog}`.`{location.schema_name}`.`{name}`"
+        return f"{location}/{name}"
 
     @property
     def needs_spark(self) -> bool:

@@ -57,9 +57,8 @@ def bronze_ends(reader: TableReader, settings: Settings) -> dict[TopicPartition,
     """
     generations = read_generations(reader, settings)
     ends = dict(generations.newest.begin) if generations else {}
-    has_batches = reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS)
-    last = last_batch(reader, settings) if has_batches else None
-    merged = {} if last is None else last[0].ranges
+    last = last_batch(reader) if reader.exists(tables.SILVER) else None
+    merged = {} if last is None else last.ranges
     ends |= {tp: done.until_offset for tp, done in merged.items()}
     for input_id in settings.inputs:
         own = {tp.partition: end for tp, end in ends.items() if tp.input == input_id}

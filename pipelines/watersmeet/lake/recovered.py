@@ -1,7 +1,7 @@
 """Records that must not be merged: parts of published messages, and copies of other records.
 
-The table `recovered` knows the parts, and redriven records in bronze say which records they copy.
-Of a lake that was lost, the first generation knows the messages that were read back from the sink,
+Rows `out` of silver know the parts, and redriven records in bronze say which records they copy. Of
+a lake that was lost, the first generation knows the messages that were read back from the sink,
 by key and time. After a jump back, a generation knows the offsets of the parts of all messages of
 earlier generations.
 """
@@ -32,7 +32,8 @@ from watersmeet.lake.table_reader import (
     within,
 )
 
-MESSAGES: Final[Where] = [[("merge_key", "is not null", None)]]
+_OUT: Final[Condition] = ("status", "=", "out")
+MESSAGES: Final[Where] = [[_OUT, ("merge_key", "is not null", None)]]
 """Condition for the rows that are messages of a lost lake."""
 
 Ranges = Mapping[TopicPartition, tuple[int, int]]
@@ -41,7 +42,7 @@ Ranges = Mapping[TopicPartition, tuple[int, int]]
 
 def has_messages(reader: TableReader, generation: Generation) -> bool:
     """Return True where a generation knows messages that were read back from the sink."""
-    return generation.number == 0 and row_count(reader, tables.RECOVERED, MESSAGES) > 0
+    return generation.number == 0 and row_count(reader, tables.SILVER, MESSAGES) > 0
 
 
 def read_back_until(reader: TableReader, generation: Generation, longest_ms: int) -> dict[int, int]:
@@ -52,9 +53,7 @@ def read_back_until(reader: TableReader, generation: Generation, longest_ms: int
     """
     if not has_messages(reader, generation):
         return {}
-    last = reader.summary(
-        tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, MESSAGES
-    )
+    last = reader.summary(tables.SILVER, ["partition"], {"last": ("max", "event_time")}, MESSAGES)
     return {p: time + longest_ms for p, time in by_partition(last, "last").items()}
 
 
@@ -65,10 +64,9 @@ def read_since(reader: TableReader, generation: Generation) -> dict[int, int]:
     """
     if generation.number:
         return {}
-    rows = reader.select(
-        tables.RECOVERED, ["partition", "since"], [[("since", "is not null", None)]]
-    )
-    return by_partition(rows, "since")
+    known: Where = [[_OUT, ("position", "is not null", None)]]
+    rows = reader.select(tables.SILVER, ["partition", "position"], known)
+    return by_partition(rows, "position")
 
 
 def read_out(
@@ -99,16 +97,16 @@ def joined(parts: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartitio
 
 
 def rows_of_parts(part_offsets: Mapping[TopicPartition, Int64s]) -> list[dict[str, Any]]:
-    """Return the offsets of parts of messages as rows of the table.
+    """Return the offsets of parts of messages as rows (`core.silver.OUT`).
 
-    There is one for each range `[offset, until_offset)`. `part_offsets`: by topic-partition, in
-    order.
+    There is one for each range `[from_offset, until_offset)`. `part_offsets`: by topic-partition,
+    in order.
     """
     return [
         {
             **tp.input._asdict(),
             "partition": tp.partition,
-            "offset": since,
+            "from_offset": since,
             "until_offset": until,
         }
         for tp, offsets in part_offsets.items()
@@ -128,16 +126,17 @@ def parts_of_messages(
     if not generation.number or not ranges:
         return
     terms: list[Condition] = [
+        _OUT,
         ("generation", "=", generation.number),
         ("until_offset", "is not null", None),
     ]
     terms.append(("until_offset", ">", min(since for since, _ in ranges.values())))
     for row in reader.select(
-        tables.RECOVERED, ["source", "topic", "partition", "offset", "until_offset"], [terms]
+        tables.SILVER, ["source", "topic", "partition", "from_offset", "until_offset"], [terms]
     ).to_pylist():
         tp = topic_partition(row)
         since, until = ranges.get(tp, (0, 0))
-        since = max(since, row["offset"])
+        since = max(since, row["from_offset"])
         until = row["until_offset"] if until is None else min(until, row["until_offset"])
         if since < until:
             yield tp, np.arange(since, until, dtype=np.int64)

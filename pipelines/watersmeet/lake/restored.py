@@ -1,9 +1,8 @@
 """Tables that somebody has deleted, or restored to an earlier version while the log is complete.
 
-A RESTORE changes the rows, but not the transaction versions and the commits' metadata, from which
-an owner knows how far it is. So what was merged since would never be merged again. In place of a
-table that is gone a start would make an empty one. A run is refused until the table is taken
-forward again, or is back.
+A RESTORE takes one table back, and not those that were written by what it had: what bronze lacks
+then would never be merged, and what silver lacks is in messages. In place of a table that is gone a
+start would make an empty one. A run is refused until the table is taken forward again, or is back.
 """
 
 from __future__ import annotations
@@ -18,15 +17,11 @@ from watersmeet.lake.table_reader import TableReader, row_count, walk
 from watersmeet.settings import Settings
 
 _LASTING: Final = (
-    tables.LATE,
-    tables.QUARANTINE,
-    tables.IDLE_HEARTBEATS,
-    tables.RECOVERED,
     tables.GENERATIONS,
     tables.EPOCHS,
     tables.PUBLISHED,
 )
-"""The tables, beside bronze, silver and `progress`, whose rows nothing else has."""
+"""The tables, beside bronze and silver, whose rows nothing else has."""
 
 
 def check_not_restored(reader: TableReader, lake: Lake) -> None:
@@ -34,14 +29,7 @@ def check_not_restored(reader: TableReader, lake: Lake) -> None:
 
     All tables that the layers write are checked.
     """
-    noted = [
-        tables.PROGRESS,
-        tables.PUBLISHED,
-        tables.IDLE_HEARTBEATS,
-        tables.GENERATIONS,
-        tables.RECOVERED,
-        tables.RESETS,
-    ]
+    noted = [tables.PUBLISHED, tables.GENERATIONS, tables.RESETS]
     for table in (*filter(tables.has_records, lake.layout), *noted, tables.DEAD_LETTERS):
         if reader.exists(table):
             check_table(reader, lake, table)
@@ -52,7 +40,7 @@ def deleted_tables(reader: TableReader, settings: Settings) -> list[str]:
 
     A start makes all of them before it writes a row.
     """
-    with_rows = [*map(tables.bronze, settings.sources), tables.SILVER, tables.PROGRESS]
+    with_rows = [*map(tables.bronze, settings.sources), tables.SILVER]
     deleted = [table for table in (*with_rows, *_LASTING) if not reader.exists(table)]
     if not deleted:
         return []

@@ -2,10 +2,10 @@
 rows.
 
 A floor is written before the rows below it are deleted, so a reader that knows it misses nothing
-above it. Bronze's floor is the end of a batch of silver: everything before its offsets is deleted,
-except refused records that are not old enough. The floor of another table is a time. Rows before it
-are deleted: of silver and `corrections` by last event time, of `late` by position, of `duplicates`
-by event time, of `quarantine` by Kafka's timestamp.
+above it. Bronze's floor is the end of a batch of silver: every record before its offsets that was
+not refused is deleted. Other rows have a time. Those before it are deleted: merge records
+(`silver`) and `corrections` by last event time, `late` and `passed` by position, `duplicates` by
+event time, `quarantine` by Kafka's timestamp.
 
 What is left can be derived again from the end of a batch on, if no row that it touches has been
 deleted: there its *history* begins. The merge records that were open then are those rows of silver
@@ -98,7 +98,7 @@ def read_history(
     deleted_until = {
         place: time
         for place, time in retention_bounds.times.items()
-        if place[0] in (tables.LATE, *_JOINED)
+        if place[0] in (tables.LATE, tables.PASSED, *_JOINED)
     }
     # Quarantine's floor does not count: refused records need no history.
     if not retention_bounds.batches and not deleted_until:

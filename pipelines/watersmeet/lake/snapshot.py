@@ -15,9 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from watersmeet.errors import WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.commits import Commit, last_commit
 from watersmeet.lake.table_reader import (
     Aggregates,
     TableReader,
@@ -26,6 +24,7 @@ from watersmeet.lake.table_reader import (
     Where,
     walk,
 )
+from watersmeet.lake.views import View
 from watersmeet.settings import Settings
 
 ATTEMPTS: Final = 100
@@ -36,22 +35,8 @@ A check takes far less time than a commit.
 
 _THREADS: Final = 8
 
-_OF_BATCHES: Final = (tables.SILVER, tables.LATE, tables.DUPLICATES, tables.PROGRESS)
-"""The tables that a batch of silver and its notes are written to."""
-
 _CHANGING: Final = frozenset(["DELETE", "UPDATE", "MERGE", "RESTORE"])
 """Operations, as Delta calls them, of commits that change existing rows."""
-
-
-class IncompleteBatchError(WatersmeetError):
-    """A crash came between a batch and its notes, and the version of a table before it is gone."""
-
-    def __init__(self, table: str, version: int) -> None:
-        super().__init__(
-            f"the last batch of silver was cut short, and version {version} of {table}, which it "
-            "began with, can no longer be "
-            "read; the next start completes the batch: run once, and ask again"
-        )
 
 
 class Snapshot(TableReader):
@@ -66,8 +51,18 @@ class Snapshot(TableReader):
         self._reader = reader
         self._names = frozenset(tables.layout(settings))
         self._versions, self.is_exact = _versions(reader, self._names)
-        self._before: frozenset[str] = frozenset()
-        """The tables that are read at a version before that moment's (`before`)."""
+
+    def as_of(self, time_ms: int, version: int | None = None) -> Snapshot:
+        """Return an earlier moment: every table as of a time (epoch ms).
+
+        `version`: the version that silver had then, where that is known. A table that did not exist
+        then, or whose log does not reach back so far, does not exist there.
+        """
+        earlier = copy(self)
+        found = {name: self.version_at(name, time_ms) for name in self._versions}
+        found |= {} if version is None else {tables.SILVER: version}
+        earlier._versions = {name: at for name, at in found.items() if at is not None}
+        return earlier
 
     @property
     def is_past(self) -> bool:
@@ -85,30 +80,26 @@ class Snapshot(TableReader):
         since = (commit for commit in walk(self._reader, table) if commit.number > version)
         return any(commit.operation in _CHANGING for commit in since)
 
-    def before(self, commit: Commit) -> Snapshot:
-        """Return the moment before a commit and its notes.
-
-        The commit must be the last one of its application in silver.
-        """
-        snapshot = copy(self)
-        snapshot._versions = dict(self._versions)
-        for table in _OF_BATCHES:
-            last = last_commit(self, table) if self.exists(table) else None
-            if last is not None and last[1].transaction_version == commit.transaction_version:
-                snapshot._versions[table] = last[0].number - 1
-                snapshot._before |= {table}
-        return snapshot
+    @property
+    def views(self) -> Mapping[str, View]:
+        """See `TableReader`."""
+        return self._reader.views
 
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
+        table = self._stored(table)
         return table in self._versions if table in self._names else self._reader.exists(table)
 
-    def rows(
-        self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+    def _stored(self, table: str) -> str:
+        """Return the name of a table, or of the (first) one that a view is of."""
+        return self.views[table].parts[0].table if table in self.views else table
+
+    def table_rows(
+        self, table: str, columns: Sequence[str], where: Where, version: int | None
     ) -> pa.Table:
         """See `TableReader`."""
         return self._at_moment(
-            table, version, lambda at: self._reader.rows(table, columns, where, at)
+            table, version, lambda at: self._reader.table_rows(table, columns, where, at)
         )
 
     def lengths(
@@ -127,18 +118,17 @@ class Snapshot(TableReader):
             lambda at: self._reader.lengths(table, columns, lists, where, version=at),
         )
 
-    def summary(
+    def table_summary(
         self,
         table: str,
         by: Sequence[str],
         values: Aggregates,
-        where: Where = (),
-        *,
-        version: int | None = None,
+        where: Where,
+        version: int | None,
     ) -> pa.Table:
         """See `TableReader`."""
         return self._at_moment(
-            table, version, lambda at: self._reader.summary(table, by, values, where, version=at)
+            table, version, lambda at: self._reader.table_summary(table, by, values, where, at)
         )
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
@@ -192,9 +182,7 @@ class Snapshot(TableReader):
         at = self._version(table, version)
         try:
             return ask(at)
-        except VersionGoneError as error:
-            if version is None and table in self._before:
-                raise IncompleteBatchError(error.table, error.version) from None
+        except VersionGoneError:
             if version is not None or at is None or self._reader.has_moved(table, at):
                 raise
             return ask(None)

@@ -18,6 +18,7 @@ from watersmeet.core.columns import Int64s, int64s
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.types import TIME
 from watersmeet.errors import WatersmeetError
+from watersmeet.lake.views import NO_VIEWS, Part, View
 
 _T = TypeVar("_T")
 
@@ -128,6 +129,11 @@ class TableReader(Histories, Protocol):
         """Return columns of exactly the rows that meet the conditions, in no particular order."""
         return normalise(self.rows(table, columns, where, version))
 
+    @property
+    def views(self) -> Mapping[str, View]:
+        """The views of the lake by name, which are read as tables are."""
+        return NO_VIEWS
+
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
@@ -135,6 +141,20 @@ class TableReader(Histories, Protocol):
 
         Their type is timestamp[us, UTC].
         """
+        view = self.views.get(table)
+        if view is None:
+            return self.table_rows(table, columns, where, version)
+        parts = [] if view.is_of_one_table else [view.schema.empty_table().select(columns)]
+        for part, part_where in self._parts(view, where):
+            names = [name for name in columns if name not in part.constants]
+            rows = self.table_rows(part.table, names, part_where, version)
+            parts.append(_with_constants(rows, part, columns).select(columns))
+        return pa.concat_tables(parts)
+
+    def table_rows(
+        self, table: str, columns: Sequence[str], where: Where, version: int | None
+    ) -> pa.Table:
+        """Return what `rows` returns for a table, which is no view."""
 
     def summary(
         self,
@@ -149,6 +169,37 @@ class TableReader(Histories, Protocol):
 
         Where `by` is empty, there is one row in any case.
         """
+        view = self.views.get(table)
+        if view is None:
+            return self.table_summary(table, by, values, where, version)
+        if view.is_of_one_table:
+            [(part, part_where)] = self._parts(view, where)
+            return self.table_summary(part.table, by, values, part_where, version)
+        rows = []
+        for part, part_where in self._parts(view, where):
+            names = [name for name in by if name not in part.constants]
+            groups = self.table_summary(part.table, names, values, part_where, version)
+            rows.append(_with_constants(groups, part, by).select([*by, *values]))
+        return _summed(rows or [normalise(_empty_summary(view, by, values))], by, values)
+
+    def _parts(self, view: View, where: Where) -> Iterator[tuple[Part, Where]]:
+        """Yield the parts of a view that may have such rows, with the condition there. Of several,
+        one whose table does not exist yet has none.
+        """
+        for part in view.parts:
+            resolved = part.resolved(where)
+            if resolved is not None and (view.is_of_one_table or self.exists(part.table)):
+                yield part, resolved
+
+    def table_summary(
+        self,
+        table: str,
+        by: Sequence[str],
+        values: Aggregates,
+        where: Where,
+        version: int | None,
+    ) -> pa.Table:
+        """Return what `summary` returns for a table, which is no view."""
 
     def lengths(
         self,
@@ -204,6 +255,30 @@ class TableReader(Histories, Protocol):
 
         Values are packed there. 0 where there is no row.
         """
+
+
+def _with_constants(rows: pa.Table, part: Part, columns: Collection[str]) -> pa.Table:
+    for name, text in part.constants.items():
+        if name in columns:
+            rows = rows.append_column(name, pa.repeat(pa.scalar(text, pa.string()), rows.num_rows))
+    return rows
+
+
+def _empty_summary(view: View, by: Sequence[str], values: Aggregates) -> pa.Table:
+    kinds = [view.schema.field(name).type for name in by]
+    kinds += [
+        pa.int64() if kind == "count" else view.schema.field(column).type
+        for kind, column in values.values()
+    ]
+    return pa.schema(list(zip([*by, *values], kinds, strict=True))).empty_table()
+
+
+def _summed(parts: Sequence[pa.Table], by: Sequence[str], values: Aggregates) -> pa.Table:
+    """Return the summaries of several parts as one."""
+    again = {"count": "sum"}
+    aggregates = [(name, again.get(kind, kind)) for name, (kind, _) in values.items()]
+    groups = pa.concat_tables(parts).group_by(list(by), use_threads=False).aggregate(aggregates)
+    return groups.rename_columns([*by, *values])
 
 
 def restored_to(operation: str | None, parameters: Mapping[str, Any] | None) -> int | None:
@@ -273,7 +348,7 @@ def row_count(reader: TableReader, table: str, where: Where = ()) -> int:
 
 def sizes_of(rows: pa.Table) -> Int64s:
     """Return the size of each row in memory (bytes): its `record_bytes` and `ROW_BYTES`."""
-    return int64s(rows[RECORD_BYTES.name]) + ROW_BYTES
+    return int64s(pc.fill_null(rows[RECORD_BYTES.name], 0)) + ROW_BYTES
 
 
 def walk(reader: Histories, table: str) -> Iterator[Version]:

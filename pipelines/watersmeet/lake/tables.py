@@ -12,27 +12,18 @@ from typing import Any
 import pyarrow as pa
 
 from watersmeet.configuration.sources import SourceSettings
-from watersmeet.core.corrections import correction_schema
-from watersmeet.core.merge import LATE_SCHEMA, silver_schema
+from watersmeet.core.merge import silver_schema
 from watersmeet.core.reading import BRONZE, RECORD_BYTES, REDRIVEN_FROM, bronze_schema
-from watersmeet.core.repeated import DUPLICATE_SCHEMA
 from watersmeet.core.types import TIME, schema_of
 from watersmeet.settings import Settings
 
 SILVER = "silver"
-LATE = "late"
-DUPLICATES = "duplicates"
-CORRECTIONS = "corrections"
-QUARANTINE = "quarantine"
-IDLE_HEARTBEATS = "idle_heartbeats"
 GENERATIONS = "generations"
 RESETS = "resets"
 PUBLISHED = "published"
 DEAD_LETTERS = "dead_letters"
 FORGOTTEN = "forgotten"
 ERASED = "erased"
-RECOVERED = "recovered"
-PROGRESS = "progress"
 FLOORS = "floors"
 QUALITY = "quality"
 CONFIGURATION = "configuration"
@@ -40,13 +31,24 @@ EPOCHS = "epochs"
 LEASES = "leases"
 WRITER_SCHEMAS = "writer_schemas"
 
+# Views (`lake.views`).
+MERGED = "merged"
+WAITING = "waiting"
+LATE = "late"
+DUPLICATES = "duplicates"
+PASSED = "passed"
+CORRECTIONS = "corrections"
+IDLE_HEARTBEATS = "idle_heartbeats"
+PROGRESS = "progress"
+QUARANTINE = "quarantine"
+
 CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
 COUNTED_COLUMNS = "delta.dataSkippingStatsColumns"
 DELETION_VECTORS = "delta.enableDeletionVectors"
 
 LAYOUT = "watersmeet.layout"
 """Property of silver that says which layout the tables of its lake have."""
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 """Layout that this version writes, and the only one that it continues."""
 
 STATISTICS_BYTES = 64
@@ -104,31 +106,25 @@ def bronze(source: str) -> str:
 
 
 def has_records(table: str) -> bool:
-    """Return True where a table has records: raw, merged, late, repeated or refused ones.
+    """Return True where a table has records: raw ones, or their outcomes.
 
     The others have what a run itself says, a few rows a batch.
     """
-    others = (SILVER, LATE, DUPLICATES, CORRECTIONS, QUARANTINE)
-    return table.startswith(bronze("")) or table in others
+    return table.startswith(bronze("")) or table == SILVER
 
 
 def inputs_of(settings: Settings) -> frozenset[str]:
-    """Return the tables that the merge reads and never writes.
+    """Return the tables and views that the merge reads and never writes.
 
     They say what Kafka had, how to read it, and what the idle policy has decided.
     """
     registered = [WRITER_SCHEMAS] if settings.registries else []
-    return frozenset([*map(bronze, settings.sources), IDLE_HEARTBEATS, *registered])
+    return frozenset([*map(bronze, settings.sources), IDLE_HEARTBEATS, QUARANTINE, *registered])
 
 
 def has_corrections(settings: Settings) -> bool:
     """Return True where late records are corrected, or have been in a living lake."""
     return settings.publish.corrections_topic is not None
-
-
-def notes_of_records(settings: Settings) -> list[str]:
-    """Return the tables of records that follow from silver's batches."""
-    return [LATE, DUPLICATES, *([CORRECTIONS] if has_corrections(settings) else [])]
 
 
 def layout(settings: Settings) -> dict[str, Table]:
@@ -144,16 +140,9 @@ def layout(settings: Settings) -> dict[str, Table]:
     bronze_tables = [
         _bronze(name, source, has_ids=settings.has_ids) for name, source in settings.sources.items()
     ]
-    # Late records, which are kept and never merged.
-    statistics = _statistics(
-        "source", "topic", "partition", "offset", "event_time", "position", "u", "batch"
-    )
-    late = Table(LATE, LATE_SCHEMA, properties=statistics)
-    tables = [*bronze_tables, _silver(settings), late, _DUPLICATES, *_OTHERS]
+    tables = [*bronze_tables, _silver(settings), *_OTHERS]
     if settings.registries:
         tables.append(_WRITER_SCHEMAS)
-    if has_corrections(settings):
-        tables.append(_corrections(settings))
     return {
         table.name: replace(table, properties={**retention, **table.properties}) for table in tables
     }
@@ -166,7 +155,7 @@ def _statistics(*columns: str) -> dict[str, str]:
 def _bronze(name: str, source: SourceSettings, *, has_ids: bool) -> Table:
     """Return the bronze table of a source: every Kafka record once.
 
-    A refused one has `reason` and `detail`, and is in `quarantine`, too.
+    A refused one has `reason` and `detail`.
     """
     # Statistics of these columns skip files exactly: a file holds one contiguous range of offsets
     # of one topic-partition.
@@ -178,12 +167,11 @@ def _bronze(name: str, source: SourceSettings, *, has_ids: bool) -> Table:
 
 
 def _silver(settings: Settings) -> Table:
-    """Return the table of merge records.
+    """Return the table of everything that batches make.
 
-    It is partitioned by status, so that no batch ever opens a file of finished records again.
+    It is partitioned by status, so that no batch ever opens a file of final rows again.
     """
-    types = {name: source.value_type for name, source in settings.sources.items()}
-    schema = silver_schema(types, settings.inputs, has_ids=settings.has_ids)
+    schema = silver_columns(settings)
     # No statistics of keys: they would be in the log, which `forget` cannot change.
     properties = {
         **_statistics(*(field.name for field in schema if field.type in COUNTED_TYPES)),
@@ -198,28 +186,15 @@ def _silver(settings: Settings) -> Table:
     return Table(SILVER, schema, partitioned_by=("status",), properties=properties)
 
 
-def _corrections(settings: Settings) -> Table:
-    """Return the table of corrections: a merge record with each late record that it has got."""
+def silver_columns(settings: Settings) -> pa.Schema:
+    """Return the columns of silver, as this configuration needs them."""
     types = {name: source.value_type for name, source in settings.sources.items()}
-    schema = correction_schema(types, settings.inputs, has_ids=settings.has_ids)
-    statistics = _statistics(
-        *("generation", "partition", "event_time", "last_event_time", "offset", "u"),
-        *("settled_at", "batch"),
-    )
-    return Table(CORRECTIONS, schema, properties=statistics)
+    return silver_schema(types, settings.inputs, has_ids=settings.has_ids)
 
-
-# Repeated records: they have joined a merge record that has a part with their id. Late ones
-# (`is_late`) would have corrected one.
-_DUPLICATES = Table(
-    DUPLICATES,
-    DUPLICATE_SCHEMA,
-    properties=_statistics("source", "topic", "partition", "offset", "event_time", "batch"),
-)
 
 _TOPIC_PARTITION = "source string, topic string, partition int"
 _NOT_QUARANTINED = ("timestamp_type", "merge_key", "event_time", "heartbeat")
-_QUARANTINED = [column for column in (*BRONZE, RECORD_BYTES) if column.name not in _NOT_QUARANTINED]
+QUARANTINED = [column for column in (*BRONZE, RECORD_BYTES) if column.name not in _NOT_QUARANTINED]
 
 # The registry's schemas that records of bronze name, each with all that it refers to. They are
 # written before the first such record, so that nothing after bronze needs the registry. A row may
@@ -231,24 +206,6 @@ _WRITER_SCHEMAS = Table(
 )
 
 _OTHERS = (
-    # Records that could not be read, with the reason why.
-    Table(
-        QUARANTINE,
-        pa.schema([("source", pa.string()), *_QUARANTINED]),
-        properties=_statistics("source", "topic", "partition", "offset"),
-    ),
-    # Decisions of the idle policy: a heartbeat of a silent topic-partition, placed after
-    # `after_offset` (-1: before any record) and before whatever comes next. Like bronze, they are
-    # input of the merge: a rebuild takes the same decisions. A decision is a row without a tenant
-    # (null), and a row for each tenant with a time of its own, with the same `after_offset` and
-    # `decided_at`.
-    Table(
-        IDLE_HEARTBEATS,
-        schema_of(
-            f"{_TOPIC_PARTITION}, after_offset bigint, event_time timestamp, decided_at timestamp, "
-            "generation int, tenant string"
-        ),
-    ),
     # Beginnings of the lake's generations, each decided by one commit: a row for every
     # topic-partition with the offset that is read first, and one for every partition of the sink
     # that had messages, with the last of them (`seq` to `tenant`; its `source` is null). A row of
@@ -302,37 +259,6 @@ _OTHERS = (
     Table(FORGOTTEN, schema_of("partition int, event_time timestamp, forgotten_at timestamp")),
     # Places of records that `forget` has erased: whatever reads Kafka again leaves them empty.
     Table(ERASED, schema_of(f"{_TOPIC_PARTITION}, offset bigint, erased_at timestamp")),
-    # What a generation must know of published messages. A row is one of four; the columns of the
-    # others are null.
-    # - A message of a lost lake that was read back from the sink: `merge_key`, `event_time`,
-    #   `tenant`, `due` and `closed_at`.
-    # - The offset at which reading a lost lake's source began: `source`, `topic`, `offset`.
-    # - After a jump back, offsets of parts of messages of earlier generations:
-    #   `[offset, until_offset)`.
-    # - With tenants, `since`: from which position of their tenant on the records of a partition
-    #   were merged; all before are passed over.
-    Table(
-        RECOVERED,
-        schema_of(
-            "partition int, merge_key string, event_time timestamp, source string, offset bigint, "
-            "until_offset bigint, recovered_at timestamp, generation int, due timestamp, "
-            "closed_at timestamp, tenant string, since timestamp, topic string"
-        ),
-    ),
-    # A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that the
-    # silver batch merged, and the event times then. `head` and `clock` are null while there is
-    # none; `position` is the running maximum at `until_offset`. `reason` is null. `silver_version`
-    # is the version of silver that holds the batch, `epoch` the epoch whose rules it followed
-    # (null: the first).
-    Table(
-        PROGRESS,
-        schema_of(
-            f"batch bigint, {_TOPIC_PARTITION}, from_offset bigint, until_offset bigint, head "
-            "timestamp, clock timestamp, "
-            "committed_at timestamp, position timestamp, reason string, silver_version bigint, "
-            "epoch int, generation int"
-        ),
-    ),
     # The beginning of a table's history in a partition, after `keep` had rows deleted: of bronze
     # the end of a batch of silver, of another table a time. A later row of a table and partition
     # lies further on.

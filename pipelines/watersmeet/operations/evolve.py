@@ -25,6 +25,7 @@ from watersmeet.audit.validate import check_expressions, check_schemas
 from watersmeet.configuration.sources import written
 from watersmeet.core.dropped_fields import gained_fields, shown
 from watersmeet.core.inputs import of_source
+from watersmeet.core.plan import BatchPlan
 from watersmeet.core.schema_changes import refused_changes
 from watersmeet.cycle import Cycle
 from watersmeet.errors import ConfigurationError, Problem
@@ -39,7 +40,7 @@ from watersmeet.lake.identity import configured_identity, differences
 from watersmeet.lake.lease import EVOLVE, change_under_way
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import bronze_ends, dropped_in_lake, finders
-from watersmeet.lake.progress import LastBatch, last_batch
+from watersmeet.lake.progress import last_batch
 from watersmeet.lake.recovered import read_back_until
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.monitoring.observability import Reporter
@@ -64,13 +65,13 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
     Raises ConfigurationError if there is no lake.
     """
     epochs = read_epochs(reader, settings)
-    last = last_batch(reader, settings)
+    last = last_batch(reader)
     changed = changes(epochs, settings)
     problems = differences(reader, configured_identity(settings)) or [
         *_problems(epochs, settings, changed),
         *_too_early(reader, changed, last, epochs, settings),
     ]
-    next_batch = 0 if last is None else last[0].batch + 1
+    next_batch = 0 if last is None else last.batch + 1
     return {
         "epoch": epochs.current.number + (1 if changed else 0),
         "from_batch": next_batch if changed else epochs.current.from_batch,
@@ -177,7 +178,7 @@ def _first_values(
 def _too_early(
     reader: TableReader,
     changed: dict[str, tuple[Any, Any]],
-    last: LastBatch | None,
+    last: BatchPlan | None,
     epochs: Epochs,
     after: Settings,
 ) -> Iterator[Problem]:
@@ -188,14 +189,14 @@ def _too_early(
     """
     before = epochs.current.settings
     after = epochs.current.settings.under(after.rules())
-    if before.fingerprint == after.fingerprint or not reader.exists(tables.RECOVERED):
+    if before.fingerprint == after.fingerprint or not reader.exists(tables.SILVER):
         return
     field = next(field for field in changed if not field.startswith("publish."))
     generations = read_generations(reader, before)
     if not generations:
         return
     longest_ms = max(rules.merge.longest_ms for rules in (before, after))
-    clocks = {} if last is None else last[0].clocks
+    clocks = {} if last is None else last.clocks
     for p, until in read_back_until(reader, generations.newest, longest_ms).items():
         if clocks.get(p, 0) <= until:
             what = f"messages of the lost lake may still hold records of partition {p}"

@@ -4,7 +4,8 @@ A record's event time moves the position of its topic-partition, and so the cloc
 order of all other records. So bronze keeps the row of a forgotten record as a heartbeat: its place,
 its times and its tenant, without key, value and headers. The merge makes of it what it made before,
 except for the key. A rebuild gives the same, and a record of the key that comes later starts anew.
-A refused record keeps its row, too, in bronze and in `quarantine`, with the detail `forgotten`.
+A refused record keeps its row of bronze, too, with the detail `forgotten`. Silver loses every row
+of the key, in one commit, but for messages that were read back from the sink.
 
 The owner of all layers does this. It takes them from a run in progress, which waits and goes on
 afterwards. Rows are named by their places, because the Delta log must not contain the key. Each
@@ -16,14 +17,16 @@ A redrive that began before is fenced: it may have read what is erased now.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from watersmeet.core import sequence as sequences
 from watersmeet.core.columns import int64s
@@ -42,7 +45,7 @@ from watersmeet.lake.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
 from watersmeet.lake.commits import DELETING, Commit
 from watersmeet.lake.conflicts import is_conflict
 from watersmeet.lake.epochs import read_epochs
-from watersmeet.lake.inputs import KEY_COLUMNS, of_input, of_key, of_topic
+from watersmeet.lake.inputs import KEY_COLUMNS, of_key, of_topic
 from watersmeet.lake.lease import FORGET
 from watersmeet.lake.order import with_message
 from watersmeet.lake.published import last_tails
@@ -134,16 +137,17 @@ class Forgetting:
         `tables`: how many records of the key each table has, `before` and `after`. `held`: what
         else has them, and until when.
         """
+        statuses = Counter(self._silver["status"].to_pylist())
         counts = {
-            tables.SILVER: len(self._silver),
-            **{table: sum(map(len, noted.values())) for table, noted in self._noted.items()},
-            tables.QUARANTINE: sum(map(len, self._quarantined.values())),
+            view: sum(statuses[status] for status in of_view) for view, of_view in _VIEWS.items()
         }
+        counts[tables.QUARANTINE] = sum(map(len, self._refused.values()))
         for source in self.settings.sources:
             inputs = of_source(self.settings.inputs, source)
             counts[tables.bronze(source)] = sum(len(self._in_bronze(i)) for i in inputs)
         counts[tables.PUBLISHED] = self._count(tables.PUBLISHED, ("last_key", "last_tenant"))
-        counts[tables.RECOVERED] = self._count(tables.RECOVERED)
+        of_lost_lake = [("status", "=", "out"), *self._key_conditions]
+        counts[tables.PASSED] += row_count(self.reader, tables.SILVER, [of_lost_lake])
         table_rows = [
             {"table": table, "before": count, "after": count} for table, count in counts.items()
         ]
@@ -158,13 +162,13 @@ class Forgetting:
     @property
     def is_there(self) -> bool:
         """True where a table has something to erase."""
-        return bool(self._silver or any(map(self._anywhere, self.settings.inputs)))
+        return bool(self._silver.num_rows or any(map(self._anywhere, self.settings.inputs)))
 
     @property
     def partitions(self) -> set[int]:
         """The partitions in which the tables have the key."""
         places = chain.from_iterable(map(self._anywhere, self.settings.inputs))
-        return {row["partition"] for row in self._silver} | {p for p, _ in places}
+        return {*self._silver["partition"].to_pylist(), *(p for p, _ in places)}
 
     # -- where it is
 
@@ -173,23 +177,21 @@ class Forgetting:
         return of_key(self.key, self.tenant)
 
     @cached_property
-    def _silver(self) -> list[dict[str, Any]]:
-        columns = ["partition", "event_time", "status", "position", *TENANT.names]
-        rows = self.reader.select(tables.SILVER, columns, [self._key_conditions])
-        return list(rows.to_pylist())
+    def _silver(self) -> pa.Table:
+        """The rows of silver that are to go."""
+        columns = ["status", "event_time", *TENANT.names, "source", "topic", *_PLACE]
+        gone: Condition = ("status", "in", [*chain.from_iterable(_VIEWS.values())])
+        return self.reader.select(tables.SILVER, columns, [[gone, *self._key_conditions]])
 
-    @cached_property
-    def _noted(self) -> dict[str, dict[InputId, Places]]:
-        """The late and repeated records of the key, and those that made corrections of it, by table
-        and input."""
-        return {table: self._noted_in(table) for table in filter(self.reader.exists, _NOTED)}
-
-    def _noted_in(self, table: str) -> dict[InputId, Places]:
-        places = {}
-        for input_id in self.settings.inputs:
-            where = of_input(input_id, [self._key_conditions])
-            places[input_id] = _places(self.reader.select(table, _PLACE, where))
-        return places
+    def _outcomes(self, input_id: InputId, *statuses: str) -> Places:
+        """Return the records of an input that rows of silver with one of these statuses are about;
+        without any, of all.
+        """
+        rows = self._silver
+        its = [pc.equal(rows[name], text) for name, text in input_id._asdict().items()]
+        if statuses:
+            its.append(pc.is_in(rows["status"], pa.array(statuses)))
+        return _places(rows.filter(reduce(pc.and_, its)))
 
     @cached_property
     def _read(self) -> dict[InputId, Places]:
@@ -209,71 +211,56 @@ class Forgetting:
         the rules of any epoch of a source of the topic.
         """
         return {
-            input_id: list(self._with_key(input_id, tables.bronze(input_id.source), _UNMERGED))
-            for input_id in self.settings.inputs
+            input_id: list(self._with_key(input_id, _UNMERGED)) for input_id in self.settings.inputs
         }
 
     def _in_bronze(self, input_id: InputId) -> Places:
-        places = (self._read, self._unmerged, self._refused_in_bronze)
+        places = (self._read, self._unmerged, self._refused)
         return [place for of_input in places for place in of_input[input_id]]
 
     def _anywhere(self, input_id: InputId) -> set[tuple[int, int]]:
         """Return the records of an input that any table has: of bronze, `keep` may have deleted
         them.
         """
-        noted = chain.from_iterable(of_table[input_id] for of_table in self._noted.values())
-        quarantined = self._quarantined[input_id]
-        return {*self._in_bronze(input_id), *quarantined, *self._merged[input_id], *noted}
+        places = (self._in_bronze(input_id), self._merged[input_id], self._outcomes(input_id))
+        return {*chain.from_iterable(places)}
 
     @cached_property
     def _merged(self) -> dict[InputId, Places]:
         """The parts of merge records and corrections of the key, and their duplicates, by input."""
         places: dict[InputId, Places] = {i: [] for i in self.settings.inputs}
-        for table in filter(self.reader.exists, (tables.SILVER, tables.CORRECTIONS)):
-            existing = self.reader.columns(table).names
-            names = [name for name in part_columns(self.settings) if name in existing]
-            rows = self.reader.rows(table, ["partition", *names], [self._key_conditions])
-            parts = places_of_parts(rows, self.settings.inputs)
-            for tp, offsets in offsets_of(parts, self.settings.inputs).items():
-                more = [(tp.partition, offset) for offset in offsets.tolist()]
-                places[tp.input] = [*places[tp.input], *more]
+        existing = self.reader.columns(tables.SILVER).names
+        names = [name for name in part_columns(self.settings) if name in existing]
+        with_parts: Condition = ("status", "in", [*_VIEWS[tables.MERGED], "correction"])
+        where = [[with_parts, *self._key_conditions]]
+        rows = self.reader.rows(tables.SILVER, ["partition", *names], where)
+        parts = places_of_parts(rows, self.settings.inputs)
+        for tp, offsets in offsets_of(parts, self.settings.inputs).items():
+            more = [(tp.partition, offset) for offset in offsets.tolist()]
+            places[tp.input] = [*places[tp.input], *more]
         return places
 
     @cached_property
-    def _refused_in_bronze(self) -> dict[InputId, Places]:
-        """Refused records of bronze that have the key all the same, by input.
+    def _refused(self) -> dict[InputId, Places]:
+        """Refused records that have the key all the same, by input.
 
-        The key is Kafka's key, or the value has it by the rules of any epoch. Quarantine may lack
-        their notes, since `keep` has deleted them or a crash prevented them.
+        The key is Kafka's key, or the value has it by the rules of any epoch.
         """
         conditions: list[Condition] = [("reason", "is not null", None), NOT_FORGOTTEN]
         return {
-            input_id: list(self._with_key(input_id, tables.bronze(input_id.source), conditions))
+            input_id: list(self._with_key(input_id, conditions))
             for input_id in self.settings.inputs
         }
 
-    @cached_property
-    def _quarantined(self) -> dict[InputId, Places]:
-        """The notes of such records in quarantine, by input: a `forget` that was cut short has
-        erased their rows of bronze.
-        """
-        places: dict[InputId, Places] = {}
-        for input_id in self.settings.inputs:
-            conditions: list[Condition] = [("source", "=", input_id.source), NOT_FORGOTTEN]
-            places[input_id] = list(self._with_key(input_id, tables.QUARANTINE, conditions))
-        return places
-
-    def _refused(self, input_id: InputId) -> Places:
-        return sorted({*self._refused_in_bronze[input_id], *self._quarantined[input_id]})
-
     def _with_key(
-        self, input_id: InputId, table: str, conditions: Sequence[Condition]
+        self, input_id: InputId, conditions: Sequence[Condition]
     ) -> Iterator[tuple[int, int]]:
-        """Yield the records of a table that meet the conditions and have the key, but not as merge
+        """Yield the records of bronze that meet the conditions and have the key, but not as merge
         key.
 
         For one tenant, these are the records whose value does not name another.
         """
+        table = tables.bronze(input_id.source)
         as_bytes = self.key.encode()
         readers = [other for other in self.settings.inputs if other.topic == input_id.topic]
         rules = [rules for reader in readers for rules in self._rules(reader.source)]
@@ -334,8 +321,11 @@ class Forgetting:
         for sequence, topic in zip((MERGED, CORRECTED), topics, strict=False):
             yield self._topic_row(cluster, topic, self._published(sequence))
         for table, topic in self.settings.publish.dead_letter_topics.items():
-            places_of = self._noted[table].__getitem__ if table == tables.LATE else self._refused
-            records = sum(len(places_of(input_id)) for input_id in self.settings.inputs)
+            records = (
+                self._silver["status"].to_pylist().count("late")
+                if table == tables.LATE
+                else sum(map(len, self._refused.values()))
+            )
             yield self._topic_row(cluster, topic, records)
 
     def _published(self, sequence: sequences.Sequence) -> int:
@@ -368,17 +358,12 @@ class Forgetting:
         Afterwards only older versions have files with it, which `maintain` removes once the
         retention is over.
 
-        Bronze comes first: if the command is cut short, what silver and late still have is
-        recognised by records that bronze no longer has.
+        Bronze comes first: if the command is cut short, what silver still has is recognised by
+        records that bronze no longer has.
         """
-        for step in (
-            self._note_places,
-            self._forget_in_bronze,
-            self._forget_refused,
-            self._forget_records,
-            self._forget_noted,
-        ):
-            step(owner)
+        self._note_places(owner)
+        self._forget_in_bronze(owner)
+        self._forget_in_silver(owner)
         for table in filter(tables.has_records, owner.engine.lake.layout):
             _retried(partial(owner.engine.purge, table))
 
@@ -397,93 +382,56 @@ class Forgetting:
     def _forget_in_bronze(self, owner: Owner) -> None:
         as_heartbeat = {**_ERASED, "merge_key": None, "heartbeat": True}
         as_heartbeat |= {ID.name: None} if owner.engine.lake.settings.has_ids else {}
+        refused = {**_ERASED, "detail": FORGOTTEN}
         for input_id in self.settings.inputs:
-            table = tables.bronze(input_id.source)
-            [here] = of_topic(input_id)
-            _change_records(owner, table, self._read[input_id], here, as_heartbeat)
-            _change_records(owner, table, self._unmerged[input_id], here, _ERASED)
+            _blank(owner, input_id, self._read[input_id], as_heartbeat)
+            _blank(owner, input_id, self._unmerged[input_id], _ERASED)
+            _blank(owner, input_id, self._refused[input_id], refused)
 
-    def _forget_refused(self, owner: Owner) -> None:
-        erased = {**_ERASED, "detail": FORGOTTEN}
-        for input_id in self.settings.inputs:
-            places = self._refused(input_id)
-            bronze = tables.bronze(input_id.source)
-            _change_records(owner, bronze, places, of_topic(input_id)[0], erased)
-            _change_records(owner, tables.QUARANTINE, places, of_input(input_id)[0], erased)
+    def _forget_in_silver(self, owner: Owner) -> None:
+        """Erase all rows of the key. The places of merge records and corrections are noted first,
+        since their topics may have the messages.
 
-    def _forget_noted(self, owner: Owner) -> None:
-        """Erase corrections, then repeated and late records, by which a half is recognised."""
-        self._note_corrected(owner)
-        for table, noted in reversed(self._noted.items()):
-            for input_id, places in noted.items():
-                _change_records(owner, table, places, of_input(input_id)[0], None)
-
-    def _note_corrected(self, owner: Owner) -> None:
-        """Note the places of corrected records, since the topic of corrections may have messages.
-
-        Silver need not have had them: late records have opened some, and `keep` deletes a merge
-        record before the later of its corrections.
+        Silver need not have had the merge record of a correction: late records have opened some,
+        and `keep` deletes a merge record before the later of its corrections.
         """
-        if not any(self._noted.get(tables.CORRECTIONS, {}).values()):
+        rows = self._silver
+        if not rows.num_rows:
             return
-        now = now_ms()
-        by = ["partition", "event_time"]
-        corrected = self.reader.summary(
-            tables.CORRECTIONS, by, {"rows": ("count", "*")}, [self._key_conditions]
-        )
-        rows = [(row["partition"], row["event_time"], now) for row in corrected.to_pylist()]
-        layout = owner.engine.lake.layout[tables.FORGOTTEN]
-        owner.append(tables.FORGOTTEN, layout.rows(rows), DELETING)
-
-    def _forget_records(self, owner: Owner) -> None:
-        """Erase merge records. Their places are noted first, since the sink may have their
-        messages.
-        """
-        if not self._silver:
-            return
-        engine = owner.engine
-        now = now_ms()
-        records = [row for row in self._silver if row["status"] != "waiting"]
-        places = [(row["partition"], row["event_time"], now) for row in records]
-        if places:
-            owner.append(
-                tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), DELETING
-            )
+        layout = owner.engine.lake.layout
+        sent = rows.filter(pc.is_in(rows["status"], pa.array(_SENT)))
+        if places := _distinct(sent, "partition", "event_time"):
+            now = now_ms()
+            forgotten_rows = layout[tables.FORGOTTEN].rows((*place, now) for place in places)
+            owner.append(tables.FORGOTTEN, forgotten_rows, DELETING)
+        names = ("partition", "tenant", "replaces")
         markers = [
-            {
-                "partition": row["partition"],
-                "tenant": row["tenant"],
-                "merge_key": self.key,
-                "replaces": row["event_time"],
-            }
-            for row in records
+            {**dict(zip(names, place, strict=True)), "merge_key": self.key}
+            for place in _distinct(rows, "partition", "tenant", "event_time")
         ]
-        silver = engine.lake.layout[tables.SILVER]
+        silver = layout[tables.SILVER]
         changed = pa.schema([*silver.schema, *((name, TIME) for name in REPLACING)])
-        rows = replace(silver, schema=changed).rows_of([*markers, *self._waiting])
+        marked = replace(silver, schema=changed).rows_of(markers)
+        engine = owner.engine
         _commit(
             owner,
             tables.SILVER,
-            lambda commit: engine.merge(tables.SILVER, engine.rows(rows), commit, only_open=False),
+            lambda commit: engine.merge(tables.SILVER, marked, commit, only_open=False),
         )
-
-    @property
-    def _waiting(self) -> list[dict[str, Any]]:
-        """The positions up to which records wait, by partition and tenant, as rows that delete
-        them.
-        """
-        positions: dict[tuple[int, str], int] = {}
-        for row in (row for row in self._silver if row["status"] == "waiting"):
-            place = row["partition"], row["tenant"]
-            positions[place] = max(row["position"], positions.get(place, 0))
-        return [
-            {"partition": p, "tenant": t, "merge_key": self.key, "delete_up_to": at}
-            for (p, t), at in positions.items()
-        ]
 
 
 _PLACE = ["partition", "offset"]
-_NOTED: Final = (tables.LATE, tables.DUPLICATES, tables.CORRECTIONS)
+_VIEWS: Final[Mapping[str, Sequence[str]]] = {
+    tables.MERGED: ("open", "timed_out"),
+    tables.WAITING: ("waiting",),
+    tables.LATE: ("late",),
+    tables.DUPLICATES: ("duplicate",),
+    tables.PASSED: ("passed",),
+    tables.CORRECTIONS: ("correction",),
+}
+"""The views of silver with rows of a key that go, and their statuses."""
+_SENT: Final = ("open", "timed_out", "correction")
+"""The statuses of rows of which there may be messages."""
 _ERASED: Final[Mapping[str, None]] = {"key": None, "value": None, "headers": None}
 _UNMERGED: Sequence[Condition] = [("merge_key", "is null", None), ("reason", "is null", None)]
 
@@ -498,27 +446,27 @@ def _keys(rows: pa.Table, rules: Sequence[ReadingRules]) -> list[set[str | None]
     return [{*row} - {None} for row in zip(*keys, strict=True)] or [set() for _ in range(len(rows))]
 
 
-def _change_records(
-    owner: Owner,
-    table: str,
-    places: Places,
-    conditions: Sequence[Any],
-    values: Mapping[str, Any] | None,
+def _distinct(rows: pa.Table, *names: str) -> list[tuple[Any, ...]]:
+    distinct = rows.group_by(list(names)).aggregate([])
+    return sorted(zip(*(distinct[name].to_pylist() for name in names), strict=True))
+
+
+def _blank(
+    owner: Owner, input_id: InputId, places: Places, values: Mapping[str, str | bool | None]
 ) -> None:
-    """Set columns of these records' rows to other values, or (without `values`) delete the rows."""
+    """Set columns of these records' rows of bronze to other values."""
+    table = tables.bronze(input_id.source)
+    [here] = of_topic(input_id)
     in_order = sorted(places)
     for begin in range(0, len(in_order), ROWS):
         offsets: dict[int, list[int]] = {}
         for p, offset in in_order[begin : begin + ROWS]:
             offsets.setdefault(p, []).append(offset)
         where = [
-            [*conditions, ("partition", "=", p), ("offset", "in", partition_offsets)]
+            [*here, ("partition", "=", p), ("offset", "in", partition_offsets)]
             for p, partition_offsets in offsets.items()
         ]
-        if values is None:
-            _commit(owner, table, partial(owner.engine.delete, table, where))
-        else:
-            _commit(owner, table, partial(owner.engine.update, table, where, values))
+        _commit(owner, table, partial(owner.engine.update, table, where, values))
 
 
 def _commit(owner: Owner, table: str, write: Callable[[Commit], None]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from watersmeet.engine import Engine
 from watersmeet.errors import ConfigurationError, KafkaRequestError, KafkaTransientError
 from watersmeet.lake import tables
+from watersmeet.lake.progress import BatchVersions
 from watersmeet.lake.quality import Checked, append_results, last_versions
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.quality.evaluate import Outcome, evaluate
@@ -140,7 +141,7 @@ def check(
     groups = _grouped(reader, suites, since)
     batches = read_batches(reader, min(after for _, after in groups))
     last = batches.last
-    done = Check(now_ms, batches.versions.get(last))
+    done = Check(now_ms, None if last < 0 else batches.version)
     for (name, after), group_suites in groups.items():
         if is_stopping():
             break
@@ -168,7 +169,7 @@ def unchecked(reader: TableReader, suites: Sequence[Suite]) -> int:
     """
     in_lake = [suite for suite in suites if suite.table != SINK]
     after = min(after for _, after in _grouped(reader, in_lake, None))
-    return sum(batch > after for batch in read_batches(reader, after).versions)
+    return sum(batch > after for batch in read_batches(reader, after).offsets)
 
 
 def _grouped(
@@ -206,7 +207,9 @@ def _results(
             row_count += engine.summary(rows, [], {"rows": ("count", "*")})["rows"][0].as_py()
             chunk_outcomes = evaluate(rows, suites, names)
         outcomes = list(map(_joined, outcomes, chunk_outcomes)) if outcomes else chunk_outcomes
-    version = batches.versions[span.until]
+    version = batches.version
+    if span.until < batches.last:
+        version = BatchVersions(engine.reader).of(span.until) or 0
     return [
         SuiteResult(suite.name, table, version, row_count, suite_outcomes)
         for suite, suite_outcomes in zip(suites, outcomes, strict=True)

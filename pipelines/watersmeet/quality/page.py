@@ -109,13 +109,17 @@ def _title(name: str, settings: Settings) -> tuple[str, str]:
     """Return what a table is to people: a heading, and a sentence."""
     titles = {
         tables.SILVER: (
-            "Merge records",
-            "What belongs together: the records of one key, from all sources. The table silver.",
+            "Silver",
+            "Merge records, and what became of all other records. The table silver.",
         ),
-        tables.LATE: ("Late records", "Records that came too late to be merged. The table late."),
+        tables.MERGED: (
+            "Merge records",
+            "What belongs together: the records of one key, from all sources. The view merged.",
+        ),
+        tables.LATE: ("Late records", "Records that came too late to be merged. The view late."),
         tables.PROGRESS: (
             "Progress",
-            "How far each partition of each topic is, as it stands. The table progress.",
+            "How far each partition of each topic is, as it stands. The view progress.",
         ),
         SINK: (
             "Published messages",
@@ -124,6 +128,8 @@ def _title(name: str, settings: Settings) -> tuple[str, str]:
     }
     if name in titles:
         return titles[name]
+    if not name.startswith(tables.bronze("")):
+        return name.replace("_", " ").capitalize(), f"The view {name}."
     [source] = [source for source in settings.sources if tables.bronze(source) == name]
     topics = settings.sources[source].topics
     where = f"the topic {topics[0]}" if len(topics) == 1 else f"the topics {', '.join(topics)}"

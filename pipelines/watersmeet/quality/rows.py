@@ -3,8 +3,8 @@ table by table.
 
 Every table is cut by silver's batches, so that each row is seen once, whatever runs meanwhile:
 
-- silver, corrections, late and duplicates by their column `batch`;
-- bronze by the offsets that the batches have passed;
+- silver and its views by their column `batch`;
+- bronze, and of it `quarantine`, by the offsets that the batches have passed;
 - the sink by the merge records that the batches have finished.
 
 Of `progress` the last batch is looked at: a row for each topic-partition, as it stands.
@@ -26,9 +26,7 @@ from watersmeet.core.columns import NULL_TIME, int64s, looked_up, times_ms
 from watersmeet.core.dropped_fields import dropped_fields, fields_in
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.json_schema import ValueSchema
-from watersmeet.core.merge import LATE_SCHEMA
 from watersmeet.core.reading import bronze_schema
-from watersmeet.core.repeated import DUPLICATE_SCHEMA
 from watersmeet.core.sequence import FORGOTTEN, ID, MERGED, Tail
 from watersmeet.core.types import TIME
 from watersmeet.engine import Engine, Rows
@@ -39,10 +37,19 @@ from watersmeet.lake import tables
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.inputs import of_input, of_topic
+from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import lake_schemas
 from watersmeet.lake.order import beyond, with_message
 from watersmeet.lake.published import last_tails, tail_columns
-from watersmeet.lake.table_reader import Condition, TableReader, Where, in_portions, within
+from watersmeet.lake.table_reader import (
+    Condition,
+    TableReader,
+    VersionGoneError,
+    Where,
+    in_portions,
+    within,
+)
+from watersmeet.lake.views import views
 from watersmeet.quality.suites import SINK, Suite
 from watersmeet.settings import Settings
 
@@ -56,15 +63,15 @@ MET: Final = "sources_met"
 DISTANCE: Final = "days_from_kafka"
 DROPPED: Final = "dropped_fields"
 
+_OF_MERGE_RECORD: Final = ("partition", "tenant", "merge_key", "event_time")
+_OF_RECORD: Final = ("source", "topic", "partition", "offset")
 _COORDINATES: Final = {
-    tables.SILVER: ("partition", "tenant", "merge_key", "event_time"),
-    tables.LATE: ("source", "topic", "partition", "offset"),
-    tables.DUPLICATES: ("source", "topic", "partition", "offset"),
-    tables.CORRECTIONS: ("source", "topic", "partition", "offset"),
+    tables.SILVER: ("status", *_OF_MERGE_RECORD, "source", "topic", "offset"),
+    tables.MERGED: _OF_MERGE_RECORD,
     tables.PROGRESS: ("source", "topic", "partition"),
+    tables.IDLE_HEARTBEATS: ("source", "topic", "partition", "after_offset"),
     SINK: ("partition", "offset"),
 }
-_OF_BRONZE: Final = ("topic", "partition", "offset")
 
 _OF_PROGRESS: Final = (
     *("batch", "source", "topic", "partition", "until_offset", "head", "clock", "position"),
@@ -90,17 +97,15 @@ class Span(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Batches of silver: by number, the version of silver that holds one, and how many offsets it
-    has.
-    """
+    """Batches of a version of silver: by number, how many offsets one has."""
 
-    versions: Mapping[int, int]
+    version: int
     offsets: Mapping[int, int]
 
     @property
     def last(self) -> int:
         """The last batch; -1 before the first."""
-        return max(self.versions, default=-1)
+        return max(self.offsets, default=-1)
 
     def chunks(self, span: Span, limit: int) -> Iterator[Span]:
         """Yield the span in chunks of up to `limit` offsets, and of one batch or more: a batch is
@@ -108,7 +113,7 @@ class Batches(NamedTuple):
         """
         after = span.after
         size = 0
-        inside = sorted(batch for batch in self.versions if span.after < batch <= span.until)
+        inside = sorted(batch for batch in self.offsets if span.after < batch <= span.until)
         for previous, batch in zip([span.after, *inside], inside, strict=False):
             if size and size + self.offsets[batch] > limit:
                 yield Span(after, previous)
@@ -120,30 +125,28 @@ class Batches(NamedTuple):
 
 
 def batch_at(reader: TableReader, version: int | None) -> int:
-    """Return the last batch that a version of silver has; -1 where it has none, and for None."""
-    if version is None or not reader.exists(tables.PROGRESS):
+    """Return the last batch that a version of silver has; -1 where it has none, or cannot be read
+    any more, and for None.
+    """
+    if version is None or not reader.exists(tables.SILVER):
         return -1
-    last = reader.summary(
-        tables.PROGRESS, [], {"batch": ("max", "batch")}, [[("silver_version", "<=", version)]]
-    )
+    try:
+        last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")}, version=version)
+    except VersionGoneError:
+        return -1
     batch: int | None = last["batch"][0].as_py()
     return -1 if batch is None else batch
 
 
 def read_batches(reader: TableReader, since: int) -> Batches:
-    """Return the batches that silver has made and noted, from one on."""
-    if not reader.exists(tables.PROGRESS):
-        return Batches({}, {})
-    sums = {
-        "version": ("max", "silver_version"),
-        "begin": ("sum", "from_offset"),
-        "end": ("sum", "until_offset"),
-    }
-    rows = reader.summary(tables.PROGRESS, ["batch"], sums, [[("batch", ">=", since)]]).to_pylist()
-    return Batches(
-        {row["batch"]: row["version"] for row in rows},
-        {row["batch"]: abs(row["end"] - row["begin"]) for row in rows},
-    )
+    """Return the batches of silver's last version, from one on."""
+    if not reader.exists(tables.SILVER):
+        return Batches(0, {})
+    version = reader.version(tables.SILVER)
+    sums = {"begin": ("sum", "from_offset"), "end": ("sum", "until_offset")}
+    where: Where = [[("batch", ">=", since)]]
+    rows = reader.summary(tables.PROGRESS, ["batch"], sums, where, version=version).to_pylist()
+    return Batches(version, {row["batch"]: abs(row["end"] - row["begin"]) for row in rows})
 
 
 def chunk_limit(reader: TableReader, settings: Settings) -> int:
@@ -154,7 +157,8 @@ def chunk_limit(reader: TableReader, settings: Settings) -> int:
 
 def coordinates(table: str, hidden_names: Collection[str]) -> tuple[str, ...]:
     """Return the columns by which a row of a table is found, without `hidden_names`."""
-    columns = _COORDINATES.get(table, _OF_BRONZE)
+    its_own = _OF_RECORD[1:] if table.startswith(tables.bronze("")) else _OF_RECORD
+    columns = _COORDINATES.get(table, its_own)
     return tuple(name for name in columns if name not in hidden_names)
 
 
@@ -162,9 +166,8 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     """Return the rows of a table that a suite looks at, in the engine's form.
 
     - Bytes of records are text, null where they are not UTF-8.
-    - Of the parts in silver and in corrections only the offsets are left. `<source>_parts` says
-      how many records of a source a merge record holds, and `sources_met` of how many sources it
-      has some.
+    - Of the parts in silver and its views only the offsets are left. `<source>_parts` says how many
+      records of a source a merge record holds, and `sources_met` of how many sources it has some.
     - In bronze `days_from_kafka` is how far the event time lies behind Kafka's timestamp (negative:
       before it), null where either is missing. `dropped_fields` is how many fields a value has that
       the source's schema lacks, null without a key or a schema.
@@ -172,17 +175,14 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     Raises WatersmeetError where Kafka does not show the sink.
     """
     reader = engine.reader
-    if table in (tables.SILVER, tables.CORRECTIONS):
-        return _merged_rows(engine, settings, table, span)
-    if table == tables.DUPLICATES:
-        return engine.read(table, DUPLICATE_SCHEMA.names, [span.where])
-    if table == tables.LATE:
-        rows = engine.read(table, LATE_SCHEMA.names, [span.where])
-        return engine.per_partition(_as_text, [rows], _text_schema(LATE_SCHEMA))
     if table == tables.PROGRESS:
         return engine.rows(_progress_rows(reader, now_ms))
     if table == SINK:
         return engine.rows(_messages(reader, settings, span))
+    if table == tables.QUARANTINE:
+        return engine.rows(_quarantined(reader, settings, span))
+    if not table.startswith(tables.bronze("")):
+        return _silver_rows(engine, settings, table, span)
     source = next(name for name in settings.sources if tables.bronze(name) == table)
     inputs = of_source(settings.inputs, source)
     ranges_by_input = {i: _merged_offsets(reader, i, span) for i in inputs}
@@ -206,16 +206,17 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
 
 def columns_of(settings: Settings, table: str) -> list[str]:
     """Return the names of the columns that `rows_of` returns of a table."""
-    if table in (tables.SILVER, tables.CORRECTIONS):
-        names = tables.layout(settings)[table].schema.names
-        return list(dict.fromkeys([*names, *_part_counts(settings.sources), MET]))
-    others = {
-        tables.DUPLICATES: DUPLICATE_SCHEMA.names,
-        tables.LATE: LATE_SCHEMA.names,
-        tables.PROGRESS: [*_OF_PROGRESS, *_ELAPSED],
-        SINK: MESSAGES.names,
-    }
-    return others.get(table) or [*_bronze_columns().names, DISTANCE, DROPPED]
+    if table.startswith(tables.bronze("")):
+        return [*_bronze_columns().names, DISTANCE, DROPPED]
+    if table == tables.PROGRESS:
+        return [*_OF_PROGRESS, *_ELAPSED]
+    if table == SINK:
+        return list(MESSAGES.names)
+    if table == tables.QUARANTINE:
+        return list(_quarantine_columns(settings).names)
+    names = Lake(settings).schema(table).names
+    counts = [*_part_counts(settings.sources), MET] if {*settings.sources} <= {*names} else []
+    return list(dict.fromkeys([*names, *counts]))
 
 
 def missing_columns(settings: Settings, suites: Sequence[Suite]) -> list[Problem]:
@@ -249,29 +250,44 @@ def _part_counts(sources: Iterable[str]) -> dict[str, str]:
     return {f"{source}_parts": source for source in sources}
 
 
-def _merged_rows(engine: Engine, settings: Settings, table: str, span: Span) -> Rows:
-    """Return rows of silver, or of corrections, with the offsets of their parts, and the counts
+def _silver_rows(engine: Engine, settings: Settings, table: str, span: Span) -> Rows:
+    """Return rows of silver, or of a view of it, with the offsets of their parts, and the counts
     that these lack.
     """
-    stored = engine.lake.layout[table].schema
+    stored = engine.lake.schema(table)
     rows = engine.read(table, stored.names, [span.where])
+    sources = [source for source in settings.sources if source in stored.names]
     counts = {
-        name: source
-        for name, source in _part_counts(settings.sources).items()
-        if name not in stored.names
+        name: source for name, source in _part_counts(sources).items() if name not in stored.names
     }
-    fields = [
-        (field.name, _OFFSETS if field.name in settings.sources else field.type) for field in stored
-    ]
-    met = [MET] if MET not in stored.names else []
-    schema = pa.schema([*fields, *[(name, pa.int64()) for name in (*counts, *met)]])
-    sources = list(settings.sources) if met else []
+    kept = pa.schema(
+        [(field.name, _OFFSETS if field.name in sources else field.type) for field in stored]
+    )
+    met = [MET] if sources and MET not in stored.names else []
+    schema = pa.schema([*_text_schema(kept), *[(name, pa.int64()) for name in (*counts, *met)]])
+    met_of = sources if met else []
     return engine.per_partition(
-        partial(_with_counts, counts=counts, sources=sources), [rows], schema
+        partial(_with_counts, counts=counts, sources=met_of), [rows], schema
     )
 
 
-# -- bronze, silver, late: pure functions of Arrow tables, which run where the engine keeps its rows
+def _quarantined(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
+    columns = _quarantine_columns(settings)
+    where = [
+        term
+        for input_id in settings.inputs
+        for term in of_input(input_id, within(_merged_offsets(reader, input_id, span)))
+    ]
+    rows = reader.rows(tables.QUARANTINE, columns.names, where)
+    return _as_text(rows).cast(columns)
+
+
+def _quarantine_columns(settings: Settings) -> pa.Schema:
+    schema = views(settings)[tables.QUARANTINE].schema
+    return _text_schema(pa.schema([field for field in schema if field.name != "headers"]))
+
+
+# -- bronze, silver: pure functions of Arrow tables, which run where the engine keeps its rows
 
 
 def _bronze_columns() -> pa.Schema:
@@ -340,6 +356,7 @@ def _within(
 
 
 def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[str]) -> pa.Table:
+    rows = _as_text(rows)
     lengths = {
         source: pc.list_value_length(rows[source]).cast(pa.int64())
         for source in {*counts.values(), *sources}
@@ -424,7 +441,7 @@ def published_until(reader: TableReader, settings: Settings, last: int) -> int:
         for p in partitions
         for term in beyond(MERGED, tails.get(p))
     ]
-    rows = _summary_rows(reader, tables.SILVER, [], {"batch": ("min", "batch")}, pending)
+    rows = _summary_rows(reader, MERGED.table, [], {"batch": ("min", "batch")}, pending)
     batches = [row["batch"] for row in rows if row["batch"] is not None]
     first: int = min(batches, default=last + 1)
     return min(first - 1, last)

@@ -2,7 +2,8 @@
 user's.
 
 A suite is a JSON file of Great Expectations: `name`, `expectations` (each with `type`, `kwargs`
-and, for people, `description`), and in `meta` the table that it is about: `{"table": "silver"}`.
+and, for people, `description`), and in `meta` the table or view that it is about: `{"table":
+"merged"}`.
 `bronze` stands for the table of every source.
 """
 
@@ -20,6 +21,7 @@ from watersmeet.configuration.file import known_instead
 from watersmeet.dev.init import schemas_directory
 from watersmeet.errors import ConfigurationError, Problem, lines_of, missing_package
 from watersmeet.lake import tables
+from watersmeet.lake.views import views
 from watersmeet.settings import Settings
 
 SINK: Final = "sink"
@@ -28,16 +30,22 @@ SINK: Final = "sink"
 BRONZE: Final = "bronze"
 """The name by which a suite calls the tables of all sources."""
 
-PROMISES: Final = ("bronze_promises", "silver_promises", "late_promises", "sink_promises")
+PROMISES: Final = (
+    "bronze_promises",
+    "silver_promises",
+    "waiting_promises",
+    "late_promises",
+    "sink_promises",
+)
 """Watersmeet's own suites, which hold for every configuration, by their names, which are those of
-their files.
+their files. That of what waits is for tenants alone.
 """
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The expectations of one table. `table`: its name in the lake, or `SINK`; `file`: where the
-    suite comes from.
+    """The expectations of a table or view. `table`: its name in the lake, or `SINK`; `file`: where
+    the suite comes from.
     """
 
     name: str
@@ -109,10 +117,12 @@ def read_suites(settings: Settings) -> list[Suite]:
     """
     suites: list[Suite] = []
     for name in PROMISES:
+        if name == "waiting_promises" and not settings.merge.has_tenants:
+            continue
         file = schemas_directory() / "promises" / f"{name}.json"
         for suite in _suites(file.read_bytes(), str(file), settings):
             documents = [document for document in suite.documents if _is_meant(document, settings)]
-            if suite.table == tables.SILVER:
+            if suite.table == tables.MERGED:
                 documents += _source_expectations(settings)
             if suite.table == SINK:
                 documents += _sink_expectations(settings)
@@ -127,6 +137,18 @@ def read_suites(settings: Settings) -> list[Suite]:
             raise _refusal(str(user_file.path), fault)
         suites += user_suites
     return suites
+
+
+def checked_views(settings: Settings) -> list[str]:
+    """Return the views that a suite may be about: those whose rows say which batch they are of,
+    and what was refused.
+    """
+    hidden = [] if tables.has_corrections(settings) else [tables.CORRECTIONS]
+    return [
+        name
+        for name, view in views(settings).items()
+        if name not in hidden and ("batch" in view.schema.names or name == tables.QUARANTINE)
+    ]
 
 
 def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
@@ -173,9 +195,7 @@ def _fault(document: Any, settings: Settings) -> Problem | None:
         fix = 'name the table in it, such as {"table": "silver"}'
         return Problem("is no object", "meta", fix)
     bronze_tables = map(tables.bronze, settings.sources)
-    names = [BRONZE, *bronze_tables, tables.SILVER, tables.LATE, tables.DUPLICATES]
-    names += [tables.CORRECTIONS] if tables.has_corrections(settings) else []
-    names += [tables.PROGRESS, SINK]
+    names = [BRONZE, *bronze_tables, tables.SILVER, *checked_views(settings), SINK]
     table = meta.get("table", tables.SILVER)
     if table not in names:
         instead = known_instead(str(table), names)
@@ -195,7 +215,7 @@ def _is_meant(document: Mapping[str, Any], settings: Settings) -> bool:
 
 
 def _source_expectations(settings: Settings) -> Iterator[Mapping[str, Any]]:
-    """Yield the expectations of the columns of the sources in silver."""
+    """Yield the expectations of the columns of the sources in merge records."""
     for source in settings.sources:
         yield _expectation("expect_column_to_exist", f"the column {source} exists", column=source)
         yield _expectation(

@@ -6,21 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import pyarrow as pa
-
 from watersmeet.core.clocks import Clocks, lookahead
 from watersmeet.core.inputs import InputId
-from watersmeet.core.merge import MESSAGE_SCHEMA, RECORD_SCHEMA, Batch, released_keys
-from watersmeet.core.plan import BatchPlan, Rules
+from watersmeet.core.merge import MESSAGE_SCHEMA, PLACE, RECORD_SCHEMA, Batch, released_keys
+from watersmeet.core.plan import BatchPlan, Rules, TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
-from watersmeet.core.repeated import DUPLICATE_SCHEMA, ID, RECORD_IDS, duplicates_of
+from watersmeet.core.repeated import ID, RECORD_IDS
 from watersmeet.core.types import TENANT
 from watersmeet.engine import Engine, Selection, SilverRows
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
-from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.inputs import first_offsets, of_topic
 from watersmeet.lake.recovered import MESSAGES, has_messages
-from watersmeet.lake.table_reader import Where, neighbours, within
+from watersmeet.lake.table_reader import Where, by_partition, neighbours, within
 from watersmeet.running.merge_functions import MergeInputs, counts_of
 from watersmeet.running.planning import Planner
 from watersmeet.settings import Settings
@@ -32,7 +30,7 @@ _WAITING: Where = [[("status", "=", "waiting")]]
 
 _BRONZE_COLUMNS = [name for name in RECORD_SCHEMA.names if name != "source"]
 _KEY = ["partition", *TENANT.names, "merge_key"]
-_OPEN_TIMES = [*_KEY, "status", "event_time", "last_event_time", "due", "position"]
+_OPEN_TIMES = [*_KEY, *PLACE, "status", "event_time", "last_event_time", "due", "position"]
 
 
 @dataclass
@@ -71,14 +69,25 @@ class BatchRows:
         where = of_topic(input_id, timed)
         return Selection(tables.bronze(input_id.source), columns, where, constants)
 
-    def duplicates(self, batch: int) -> pa.Table:
-        """Return the duplicates that a committed batch has merged (`core.repeated`)."""
-        if not self._has_ids:
-            return DUPLICATE_SCHEMA.empty_table()
-        columns = ["partition", "merge_key", *TENANT.names, "generation", RECORD_IDS.name]
-        return duplicates_of(
-            self.engine.reader.rows(tables.SILVER, columns, [[("batch", "=", batch)]]), batch
-        )
+    def _waited(self, batch: Batch) -> list[Selection]:
+        """Return the records that wait, by input, for the first batch of an epoch: its rules may
+        make them late.
+        """
+        if not batch.begins_epoch:
+            return []
+        values = {"first": ("min", "position")}
+        first = self.engine.reader.summary(tables.SILVER, ["partition"], values, _WAITING)
+        positions = by_partition(first, "first")
+        records = []
+        for input_id in self.settings.inputs if positions else ():
+            since = self.generation.offsets_of(input_id)
+            begins = first_offsets(self.engine.reader, input_id, "event_time", positions, since)
+            ranges = {
+                p: (offset, batch.plan.ranges[TopicPartition(input_id, p)].from_offset)
+                for p, offset in begins.items()
+            }
+            records.append(self.between(input_id, ranges))
+        return records
 
     @property
     def _has_ids(self) -> bool:
@@ -96,12 +105,13 @@ class BatchRows:
         heads = planner.state.heads
         messages = []
         if self.has_messages:
-            messages.append(Selection(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES))
+            messages.append(Selection(tables.SILVER, MESSAGE_SCHEMA.names, MESSAGES))
         return MergeInputs(
             self.records(batch.plan, batch.rules),
             [counts] if counts.num_rows else [],
             [heads] if heads.num_rows else [],
             messages,
+            self._waited(batch),
         )
 
     def open_rows(self, unfinished: SilverRows) -> Selection:

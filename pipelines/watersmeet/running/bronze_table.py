@@ -1,35 +1,28 @@
-"""Commits records to the bronze table of a source, and notes the refused ones in `quarantine`."""
+"""Commits records to the bronze table of a source."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.avro_schema import MAX_SCHEMAS
-from watersmeet.core.columns import Int64s, int64s, numbered
+from watersmeet.core.columns import Int64s, numbered
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import RECORD_BYTES, WRITER_SCHEMA
-from watersmeet.engine import Engine, KafkaInput, Rows, Selection, Summary
-from watersmeet.faults import fault_point
+from watersmeet.engine import Engine, KafkaInput, Rows, Summary
 from watersmeet.kafka.registry import rules_of
 from watersmeet.lake import tables
 from watersmeet.lake.commits import (
-    Commit,
     application_of,
-    note_application,
     ranges_fact,
-    ranges_of,
-    unnoted_commit,
 )
-from watersmeet.lake.inputs import of_input, of_topic
-from watersmeet.lake.table_reader import Where, within
 from watersmeet.monitoring.events import Counts
 from watersmeet.running.owner import Owner
 from watersmeet.running.writer_schemas import WriterSchemas
@@ -79,11 +72,6 @@ class BatchCounts:
     def refused(self) -> int:
         """Number of refused records."""
         return sum(self.refused_groups["records"].to_pylist())
-
-    @property
-    def refused_bytes(self) -> int:
-        """Bytes that the refused records take in memory."""
-        return sum(self.refused_groups["bytes"].to_pylist())
 
     @property
     def ranges(self) -> dict[int, tuple[int, int]]:
@@ -177,70 +165,21 @@ class BronzeTable:
         rows: Rows,
         counts: BatchCounts,
         reached: Mapping[int, int] = MappingProxyType({}),
-        *,
-        fills: bool = False,
-    ) -> Commit:
-        """Commit rows and return the commit that holds them.
+    ) -> None:
+        """Commit rows.
 
         `reached`: by partition, the offset where reading has ended, if that is beyond its last row:
-        Kafka has no record there (the marker of a transaction, for instance). `fills`: the rows lie
-        between others that are already there.
+        Kafka has no record there (the marker of a transaction, for instance).
         """
         self.schemas.keep(counts.schema_ids)
-        facts = {
-            "ranges": ranges_fact(counts.ranges),
-            "refused": counts.refused,
-            "refused_bytes": counts.refused_bytes,
-            "fills": fills,
-        }
+        facts: dict[str, Any] = {"ranges": ranges_fact(counts.ranges)}
         if reached:
             facts["reached"] = sorted(reached.items())
-        return self.owner.append(self.name, rows, application_of(self.settings, self.input), facts)
-
-    def note(self, commit: Commit) -> None:
-        """Write the refused rows of a commit to `quarantine`.
-
-        Rows that are already written are skipped.
-        """
-        if not commit.facts["refused"]:
-            return
-        fault_point("bronze.quarantine")
-        ranges = ranges_of(commit.facts["ranges"])
-        refused: Where = [[*terms, ("reason", "is not null", None)] for terms in within(ranges)]
-        schema = self._engine.lake.layout[tables.QUARANTINE].schema
-        columns = [name for name in schema.names if name != "source"]
-        where = of_topic(self.input, refused)
-        inputs = [Selection(self.name, columns, where, {"source": self.input.source})]
-        if commit.facts["fills"]:
-            noted = of_input(self.input, within(ranges))
-            inputs.append(Selection(tables.QUARANTINE, ["partition", "offset"], noted))
-        to_note = partial(_to_note, ranges=ranges)
-        size = commit.facts.get("refused_bytes")
-        rows = self._engine.from_tables(to_note, inputs, sorted(ranges), schema, size=size)
-        note = replace(commit, application=note_application(self.settings, self.input))
-        self._engine.append(tables.QUARANTINE, rows, note)
-
-    def complete(self) -> None:
-        """Write the note of the last commit, if a crash prevented it."""
-        if (commit := unnoted_commit(self._engine.reader, self.settings, self.input)) is not None:
-            self.note(commit)
+        self.owner.append(self.name, rows, application_of(self.settings, self.input), facts)
 
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
-
-
-def _to_note(
-    rows: pa.Table, noted: pa.Table | None = None, *, ranges: Mapping[int, tuple[int, int]]
-) -> pa.Table:
-    """Return the rows in their partition's range `[from, until)` that are not among `noted`."""
-    partitions, numbers = np.unique(int64s(rows["partition"]), return_inverse=True)
-    ends = np.array([ranges.get(int(p), (0, 0)) for p in partitions], np.int64).reshape(-1, 2)[
-        numbers
-    ]
-    offsets = int64s(rows["offset"])
-    refused = rows.filter(pa.array((offsets >= ends[:, 0]) & (offsets < ends[:, 1])))
-    return refused if noted is None else without_existing(refused, noted)
 
 
 def without_existing(rows: pa.Table, existing: pa.Table) -> pa.Table:

@@ -1,14 +1,13 @@
-"""Corrects late records: what a batch of silver settles, a note of the batch.
+"""Corrects late records: what a batch of silver settles, in the commit of the batch.
 
 A late record is settled once every merge record that could hold it is closed. Then it makes a
-correction, or is a late duplicate; both tables say which late records are behind.
+correction, or is a late duplicate; rows of silver say which late records are behind.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -18,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.clocks import Clocks, clocks_of
+from watersmeet.core.clocks import Clocks
 from watersmeet.core.columns import (
     MAX_TIME,
     NULL_TIME,
@@ -40,23 +39,24 @@ from watersmeet.core.corrections import (
     settled,
     with_validity,
 )
-from watersmeet.core.inputs import InputId
 from watersmeet.core.merge import LATE_SCHEMA, Batch
 from watersmeet.core.message import as_read, correction_header_bytes, exceeds
-from watersmeet.core.plan import BatchPlan
 from watersmeet.core.reading import RECORD_BYTES
-from watersmeet.core.repeated import DUPLICATE_SCHEMA
-from watersmeet.core.types import TENANT
-from watersmeet.engine import Engine, Rows
+from watersmeet.core.silver import in_silver
+from watersmeet.engine import Engine
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
-from watersmeet.lake.chunks import sizes_at
 from watersmeet.lake.epochs import Epochs, read_epochs, unsettled_from
 from watersmeet.lake.generations import Generation
-from watersmeet.lake.table_reader import MAX_TERMS, ROW_BYTES, Condition, Where, sizes_of
-from watersmeet.running.batch_rows import MAX_KEYS, BatchRows
-from watersmeet.running.batches import make_batch
-from watersmeet.running.planning import Planner
+from watersmeet.lake.table_reader import (
+    MAX_TERMS,
+    ROW_BYTES,
+    Condition,
+    Where,
+    neighbours,
+    sizes_of,
+)
+from watersmeet.running.batch_rows import MAX_KEYS
 from watersmeet.settings import Settings
 
 CHUNK_BYTES = 32 * 1024 * 1024
@@ -64,18 +64,8 @@ CHUNK_BYTES = 32 * 1024 * 1024
 
 _PLACE = ["source", "topic", "partition", "offset"]
 _KEY = ["partition", "tenant", "merge_key"]
-_NARROW = [*_PLACE, "event_time", *TENANT.names]
-_WITHOUT_VALUE = [name for name in LATE_SCHEMA.names if name != "value"]
-
-
-class Corrected(NamedTuple):
-    """The corrections that a batch makes, and the late records that repeat a part.
-
-    `corrections`: rows for `Engine.append`; None where there are none.
-    """
-
-    corrections: Rows | None
-    duplicates: pa.Table
+_LATE = pa.schema([*LATE_SCHEMA, RECORD_BYTES]).empty_table().drop_columns("value")
+_WITHOUT_VALUE = _LATE.column_names
 
 
 class Near(NamedTuple):
@@ -89,99 +79,91 @@ class Near(NamedTuple):
 
 @dataclass
 class Correcting:
-    """Corrects the late records of one generation of a lake.
-
-    `rows`: the reader of the rows of its batches.
-    """
+    """Corrects the late records of one generation of a lake."""
 
     engine: Engine
     settings: Settings
     generation: Generation
-    rows: BatchRows
     _first_u: Mapping[int, int] | None = field(default=None, repr=False)
     """By partition, the smallest `u` (ms) of late records that are not settled; None: unknown."""
 
-    @contextmanager
-    def of(self, plan: BatchPlan, planner: Planner) -> Iterator[Corrected]:
-        """Provide what a batch settles, which silver has and whose late records are noted.
+    def settling(
+        self, batch: Batch, clocks: Clocks, before: Mapping[int, int], own: pa.Table
+    ) -> Settling:
+        """Return what follows from a batch, whose own rows are written with it.
 
-        `planner`: the planner in the state before the batch.
+        `clocks`: those after the batch. `before`: by partition, the clock (ms) before it.
         """
-        late = self._due(plan, planner)
-        duplicates = [DUPLICATE_SCHEMA.empty_table()]
-        if not late.rows.num_rows:
-            yield Corrected(None, *duplicates)
-            return
-        batch = make_batch(self.engine, self.settings, plan, planner, self.generation)
-        made = self._made(late, batch, duplicates)
-        with self.engine.prepared(tables.CORRECTIONS, made) as corrections:
-            yield Corrected(corrections, pa.concat_tables(duplicates))
-
-    def _due(self, plan: BatchPlan, planner: Planner) -> Settled:
-        """Return the late records that a batch settles, without their values."""
-        nothing = Settled(LATE_SCHEMA.empty_table(), np.array([], np.int64))
         if not tables.has_corrections(self.engine.lake.settings):
-            return nothing
-        if plan.has_late or self._first_u is None:
-            self._first_u = self._first_pending(planner.state.clocks)
-        if all(clock <= self._first_u.get(p, MAX_TIME) for p, clock in plan.clocks.items()):
-            return nothing
-        late = self._settled(plan, planner)
-        self._first_u = None
-        return late
+            return Settling(self, batch, clocks, own)
+        if self._first_u is None:
+            self._first_u = self._first_pending(before)
+        now = batch.plan.clocks
+        has_pending = any(clock > self._first_u.get(p, MAX_TIME) for p, clock in now.items())
+        if not (has_pending or batch.plan.has_late):
+            return Settling(self, batch, clocks, own)
+        self._first_u = None  # after this batch
+        pending = self._pending(before, now) if has_pending else None
+        return Settling(self, batch, clocks, own, [_LATE if pending is None else pending])
 
     # -- late records that are settled
 
     def _first_pending(self, clocks: Mapping[int, int]) -> dict[int, int]:
         """Return, by partition, the smallest `u` (ms) that may not be settled at these clocks."""
-        rows = self._pending(["partition", "u"], clocks, {})
+        rows = self._unsettled(["partition", "u"], clocks, {})
         first = rows.group_by("partition").aggregate([("u", "min")])
         return dict(
             zip(first["partition"].to_pylist(), times_ms(first["u_min"]).tolist(), strict=True)
         )
 
-    def _pending(
+    def _pending(self, before: Mapping[int, int], after: Mapping[int, int]) -> pa.Table:
+        """Return the late records that may be settled between two states of the clocks, without
+        their values.
+        """
+        return self._not_behind(self._unsettled(_WITHOUT_VALUE, before, after))
+
+    def _unsettled(
         self, columns: list[str], before: Mapping[int, int], after: Mapping[int, int]
     ) -> pa.Table:
-        """Return columns of late records that may be settled between two states of the clocks."""
+        """Return columns of the late records that may not be settled at some clocks (ms), and are
+        at others, where these are given.
+
+        Partitions that are near one another share a condition.
+        """
         partitions = range(1 + max(tp.partition for tp in self.generation.begin))
-        floors = {
-            p: unsettled_from(self._epochs, before[p]) if p in before else NULL_TIME
-            for p in partitions
-        }
-        lowest = min(floors.values())
-        terms: list[Condition] = [("generation", "=", self.generation.number)]
-        terms.append(("u", ">=", lowest) if lowest != NULL_TIME else ("u", "is not null", None))
-        if after:
-            terms.append(("u", "<", max(after.values())))
-        rows = self.engine.reader.rows(tables.LATE, columns, [terms])
-        u = times_ms(rows["u"])
-        of_rows = int64s(rows["partition"])
-        is_pending: Booleans = u >= looked_up(of_rows, floors, NULL_TIME)
-        if after:
-            is_pending &= u < looked_up(of_rows, after, NULL_TIME)
-        return rows.filter(pa.array(is_pending))
+        parts = [_LATE.select(columns)]
+        for near in neighbours([p for p in partitions if not after or p in after]):
+            floors = {
+                p: unsettled_from(self._epochs, before[p]) if p in before else NULL_TIME
+                for p in near
+            }
+            lowest = min(floors.values())
+            terms: list[Condition] = [
+                ("generation", "=", self.generation.number),
+                ("partition", ">=", near[0]),
+                ("partition", "<=", near[-1]),
+                ("u", ">=", lowest) if lowest != NULL_TIME else ("u", "is not null", None),
+            ]
+            if after:
+                terms.append(("u", "<", max(after[p] for p in near)))
+            rows = self.engine.reader.rows(tables.LATE, columns, [terms])
+            u = times_ms(rows["u"])
+            of_rows = int64s(rows["partition"])
+            is_unsettled: Booleans = u >= looked_up(of_rows, floors, MAX_TIME)
+            if after:
+                is_unsettled &= u < looked_up(of_rows, after, NULL_TIME)
+            parts.append(rows.filter(pa.array(is_unsettled)))
+        return pa.concat_tables(parts)
 
-    def _settled(self, plan: BatchPlan, planner: Planner) -> Settled:
-        """Return the late records that a batch settles, without their values."""
-        late = self._pending(_WITHOUT_VALUE, planner.state.clocks, plan.clocks)
-        late = self._not_behind(late, plan.batch)
-        if not late.num_rows:
-            return Settled(late, np.array([], np.int64))
-        return settled(late, self._clocks_after(plan, planner), plan.clocks, planner.rules)
-
-    def _not_behind(self, late: pa.Table, batch: int) -> pa.Table:
-        """Return the late records that no earlier batch has settled."""
+    def _not_behind(self, late: pa.Table) -> pa.Table:
+        """Return the late records that no batch has settled."""
         if not late.num_rows:
             return late
-        of_earlier: list[Condition] = [
-            ("generation", "=", self.generation.number),
-            ("batch", "<", batch),
-        ]
+        of_these = self._of_generation(late)
         times = times_ms(late["event_time"])
         u = times_ms(late["u"])
         behind = [
-            self.engine.reader.rows(table, _PLACE, [[*of_earlier, *terms]])
+            self.engine.reader.rows(table, _PLACE, [[*of_these, *terms]])
             for table, terms in (
                 (tables.CORRECTIONS, [("u", ">=", int(u.min())), ("u", "<=", int(u.max()))]),
                 (
@@ -196,84 +178,53 @@ class Correcting:
         ]
         return without(late, *behind)
 
-    def _clocks_after(self, plan: BatchPlan, planner: Planner) -> Clocks:
-        """Return the clocks after a batch, with what they need of bronze."""
-        records = []
-        if planner.rules.lag_ms is not None:
-            for selection in self.rows.records(plan, planner.rules):
-                columns = [name for name in _NARROW if name != "source"]
-                rows = self.engine.reader.rows(selection.table, columns, selection.where)
-                for name, text in selection.constants.items():
-                    rows = rows.append_column(name, pa.repeat(pa.scalar(text), rows.num_rows))
-                records.append(rows.select(_NARROW))
-        empty = LATE_SCHEMA.empty_table().select(_NARROW)
-        every = pa.concat_tables([empty, *(rows.cast(empty.schema) for rows in records)])
-        return clocks_of(planner.rules, plan, planner.idle, every, planner.state.heads)
-
     @cached_property
     def _epochs(self) -> Epochs:
         return read_epochs(self.engine.reader, self.settings)
 
     # -- what they correct
 
-    def _made(self, late: Settled, batch: Batch, duplicates: list[pa.Table]) -> Iterator[pa.Table]:
-        """Yield corrections by key, in pieces that fit into memory; collect the late duplicates.
+    def made(self, late: Settled, new: pa.Table, batch: Batch) -> Iterator[pa.Table]:
+        """Yield rows of silver for what late records make, in pieces that fit into memory.
 
-        Where a key goes on in the next piece, its corrections up to then come from memory: the
-        table does not have them yet.
+        `new`: rows of the batch: its late records, and the merge records that it closes. Where a
+        key goes on in the next piece, its corrections up to then come from memory.
         """
+        schema = batch.changed_schema()
         late = _by_key(late)
         before = self.engine.lake.schema(tables.CORRECTIONS).empty_table()
-        for share in map(self._with_values, self._shares(late)):
-            near = self._near(share.rows, batch.plan.batch)
+        for share in (self._with_values(some, new) for some in _shares(late)):
+            near = self._near(share.rows, new)
             for some in _chunks(share, near, before, self._rules(share.rows)):
                 before = before.filter(_is_of_key(before, some.rows, 0))
                 made = correct(
                     some,
                     self._rules(some.rows),
-                    *self._candidates(some.rows, near, before),
+                    *self._candidates(some.rows, near, before, new),
                     batch,
                     corrected_before=self.generation.corrected_before,
                 )
                 corrections = validated_corrections(self.settings, made.corrections, batch)
-                duplicates.append(made.duplicates)
                 for rows in (corrections, made.too_many):
-                    if rows.num_rows:
-                        yield rows
+                    yield in_silver(rows, "correction", schema)
+                yield in_silver(made.duplicates, "duplicate", schema)
                 both = pa.concat_tables([before, corrections])
                 both = both.filter(_is_of_key(both, some.rows, -1))
                 before = both.take(newest(both))
 
-    def _shares(self, late: Settled) -> Iterator[Settled]:
-        """Yield late records in pieces that fit into memory with their values.
-
-        Bronze says how large they are: in the files of `late` they are packed. Of those that bronze
-        no longer has, that is all that is known.
-        """
-        reader = self.engine.reader
-        by_input = defaultdict[InputId, list[tuple[int, int]]](list)
-        for source, topic, partition, offset in _places(late.rows):
-            by_input[InputId(source, topic)].append((partition, offset))
-        sizes = {
-            (*input_id, *place): size
-            for input_id, places in by_input.items()
-            for place, size in sizes_at(
-                reader, input_id, tables.bronze(input_id.source), places
-            ).items()
-        }
-        packed = reader.row_bytes(tables.LATE)
-        of_rows = [sizes.get(place, packed) + ROW_BYTES for place in _places(late.rows)]
-        for begin, end in cuts(of_rows, CHUNK_BYTES, MAX_KEYS):
-            yield late.slice(begin, end)
-
-    def _with_values(self, late: Settled) -> Settled:
+    def _with_values(self, late: Settled, new: pa.Table) -> Settled:
         """Return late records with all columns of `late`."""
-        return Settled(self._at(tables.LATE, LATE_SCHEMA.names, late.rows), late.settled_at)
+        return Settled(self._at(tables.LATE, LATE_SCHEMA.names, late.rows, new), late.settled_at)
 
-    def _at(self, table: str, columns: list[str], late: pa.Table) -> pa.Table:
-        """Return the rows of a table that are about these late records, in their order."""
+    def _at(
+        self, view: str, columns: list[str], late: pa.Table, new: pa.Table | None = None
+    ) -> pa.Table:
+        """Return the rows of a view that are about these late records, in their order.
+
+        `new`: rows that silver does not have yet.
+        """
         if not late.num_rows:
-            return self.engine.lake.schema(table).empty_table().select(columns)
+            return self.engine.lake.schema(view).empty_table().select(columns)
         offsets = sorted(set(late["offset"].to_pylist()))
         u = times_ms(late["u"])
         where: list[Condition] = [
@@ -284,7 +235,10 @@ class Correcting:
             ("u", ">=", int(u.min())),
             ("u", "<=", int(u.max())),
         ]
-        rows = self.engine.reader.rows(table, columns, [where])
+        rows = self.engine.reader.rows(view, columns, [where])
+        if new is not None:
+            of_batch = _with_status(new, "late").select(columns)
+            rows = pa.concat_tables([rows, of_batch.cast(rows.schema)])
         numbers = {place: n for n, place in enumerate(_places(rows))}
         return rows.take(pa.array([numbers[place] for place in _places(late)], pa.int64()))
 
@@ -301,10 +255,10 @@ class Correcting:
         max_versions = np.array([each.publish.max_versions for each in settings], np.int64)
         return LateRules(gaps_ms[numbers], max_versions[numbers])
 
-    def _near(self, late: pa.Table, batch: int) -> Near:
+    def _near(self, late: pa.Table, new: pa.Table) -> Near:
         """Return which merge records late records may belong to, without their content.
 
-        Corrections of the batch itself do not count: a crash may have left them.
+        `new`: rows that silver does not have yet.
         """
         windows = [epoch.settings.merge.window for epoch in self._epochs]
         longest_ms = max(window.longest_ms for window in windows)
@@ -313,9 +267,10 @@ class Correcting:
         spans = covering(times - longest_ms, times + gap_ms, MAX_TERMS)
         names = [*_KEY, "event_time", RECORD_BYTES.name]
         closed = self._rows(tables.SILVER, names, late, spans)
+        of_batch = _with_status(new, "timed_out").select(names)
+        closed = pa.concat_tables([closed, of_batch.cast(closed.schema)])
         names += ["id", "version", "source", "topic", "offset", "u"]
-        versions: list[Condition] = [("batch", "<", batch), ("version", ">", 0)]
-        corrected = self._rows(tables.CORRECTIONS, names, late, spans, *versions)
+        corrected = self._rows(tables.CORRECTIONS, names, late, spans, ("version", ">", 0))
         return Near(closed, corrected.take(newest(corrected)))
 
     def _rows(
@@ -340,24 +295,77 @@ class Correcting:
         return self.engine.reader.rows(table, columns, where)
 
     def _candidates(
-        self, late: pa.Table, near: Near, before: pa.Table
+        self, late: pa.Table, near: Near, before: pa.Table, new: pa.Table
     ) -> tuple[pa.Table, pa.Table]:
         """Return the finished rows and the newest corrections that late records may belong to.
 
-        `before`: corrections that the table does not have yet.
+        `before`: corrections that silver does not have yet. `new`: other rows of which that is so.
         """
         keys = pc.unique(late["merge_key"])
         closed, corrected = (
             rows.filter(pc.is_in(rows["merge_key"], keys)) for rows in (near.closed, near.corrected)
         )
-        silver = self.engine.lake.schema(tables.SILVER)
-        content = sorted(set(silver.names) - {"status", "position"})
-        rows = silver.empty_table().select(content)
+        content = [n for n in self.engine.lake.schema(tables.MERGED).names if n != "status"]
+        of_batch = _with_status(new, "timed_out")
+        rows = of_batch.filter(pc.is_in(of_batch["merge_key"], keys)).select(content)
         if closed.num_rows:
             times = np.unique(times_ms(closed["event_time"]))
-            rows = self._rows(tables.SILVER, content, closed, covering(times, times, MAX_TERMS))
+            earlier = self._rows(tables.SILVER, content, closed, covering(times, times, MAX_TERMS))
+            rows = pa.concat_tables([earlier, rows.cast(earlier.schema)])
         earlier = self._at(tables.CORRECTIONS, before.schema.names, corrected)
         return rows, pa.concat_tables([earlier.cast(before.schema), before])
+
+
+@dataclass
+class Settling:
+    """The rows of silver that are written with a batch and follow from it (`engine.Following`).
+
+    - `own`: rows of the batch itself.
+    - `pending`: late records that it may settle; without any list, it settles none.
+    """
+
+    correcting: Correcting
+    batch: Batch
+    clocks: Clocks
+    own: pa.Table
+    pending: list[pa.Table] = field(default_factory=list)
+    _new: list[pa.Table] = field(default_factory=list)
+
+    @property
+    def keys(self) -> Collection[str] | None:
+        """See `Following`."""
+        if not self.pending:
+            return None
+        return {key for rows in self.pending for key in rows["merge_key"].to_pylist()}
+
+    def see(self, rows: pa.Table) -> None:
+        """See `Following`."""
+        late = _with_status(rows, "late")
+        late = late.filter(pc.is_valid(late["u"]))
+        self.pending.append(late.select(_WITHOUT_VALUE).cast(_LATE.schema))
+        closed = _with_status(rows, "timed_out")
+        keys = pa.array(sorted(self.keys or ()), closed["merge_key"].type)
+        self._new += [late, closed.filter(pc.is_in(closed["merge_key"], keys))]
+
+    def rows(self) -> Iterator[pa.Table]:
+        """See `Following`."""
+        yield self.own
+        if not self.pending:
+            return
+        late = pa.concat_tables(self.pending)
+        clocks = self.batch.plan.clocks
+        now = settled(late, self.clocks, clocks, self.batch.rules)
+        if now.rows.num_rows:
+            schema = self.batch.changed_schema()
+            new = [
+                schema.empty_table(),
+                *(rows.select(schema.names).cast(schema) for rows in self._new),
+            ]
+            yield from self.correcting.made(now, pa.concat_tables(new), self.batch)
+
+
+def _with_status(rows: pa.Table, status: str) -> pa.Table:
+    return rows.filter(pc.equal(rows["status"], status))
 
 
 def validated_corrections(settings: Settings, corrections: pa.Table, batch: Batch) -> pa.Table:
@@ -404,6 +412,12 @@ def _places(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 def _keys(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     return zip(*(rows[name].to_pylist() for name in _KEY), strict=True)
+
+
+def _shares(late: Settled) -> Iterator[Settled]:
+    """Yield late records in pieces that fit into memory with their values."""
+    for begin, end in cuts(sizes_of(late.rows).tolist(), CHUNK_BYTES, MAX_KEYS):
+        yield late.slice(begin, end)
 
 
 def _by_key(late: Settled) -> Settled:

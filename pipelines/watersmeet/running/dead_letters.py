@@ -1,12 +1,12 @@
 """Dead letters: sends late and refused records to topics of their own, as they came, each once.
 
 A topic itself says how far it is: the last message of each partition has, by input, the offset up
-to which the records of `late`, or of `quarantine`, are sent. Both tables grow in order of offset in
+to which the records of `late`, or of `quarantine`, are sent. Both views grow in order of offset in
 each topic-partition, so everything from there on is missing. A publication is made in these steps,
 by the process that owns gold:
 
-1. *plan*: find the records that the table has from there on;
-2. *read* them in chunks; late ones from bronze, which has their keys and headers;
+1. *plan*: find the records that the view has from there on;
+2. *read* them in chunks from bronze, which has their keys and headers;
 3. *transaction*: send the dead letters (`core.dead_letters`) of all partitions in one transaction,
    whatever the delivery mode;
 4. *note*: write to `dead_letters` how far the topic is now.
@@ -64,7 +64,6 @@ from watersmeet.lake.chunks import (
     read_chunk,
 )
 from watersmeet.lake.inputs import of_input, topic_partition
-from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import last_letters
 from watersmeet.lake.table_reader import Condition, TableReader, Where, within
 from watersmeet.monitoring.events import Failed, RecordsProcessed
@@ -123,16 +122,16 @@ class DeadLetters:
     _size: TransactionSize = field(default_factory=lambda: TransactionSize(CHUNKS, CHUNKS))
     _room: Room | None = None
     """Maximum size of a message in the topic, once the topic has refused one."""
-    _version: int | None = field(default=None, repr=False)
-    """Version of the table all of whose records are sent."""
+    _versions: list[int] = field(default_factory=list, repr=False)
+    """Versions of the tables all of whose records are sent."""
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[int]:
         """Send every record that the table has beyond what is sent; yield the count per
         transaction.
         """
         while not is_stopping():
-            version = self._engine.reader.version(self.table)
-            if self._sent_offsets is not None and version == self._version:
+            versions = [self._engine.reader.version(table) for table in self._tables]
+            if self._sent_offsets is not None and versions == self._versions:
                 return
             sent_offsets = self.recover() if self._sent_offsets is None else self._sent_offsets
             self._sent_offsets = None  # after a failure, only the topic knows what is sent
@@ -165,7 +164,7 @@ class DeadLetters:
             self._size.succeeded(self.now_s() - began, is_full=len(chunks) > count)
             self._sent_offsets = after
             if len(chunks) <= count:
-                self._version = version
+                self._versions = versions
             if sent:
                 self.owner.notify(RecordsProcessed("gold", {self.topic: {("published", ""): sent}}))
                 yield sent
@@ -203,18 +202,14 @@ class DeadLetters:
         chunks: list[Chunk] = []
         for input_id in self.settings.inputs:
             since = {p: sent_offsets.get(p, {}).get(input_id, 0) for p in range(self.partitions)}
-            conditions = list[Condition]()
-            if self.table == tables.LATE:  # a batch that is not committed may never be
-                last = last_batch(self._engine.reader, self.settings)
-                conditions.append(("batch", "<=", -1 if last is None else last[0].batch))
             ranges = {p: (first, None) for p, first in since.items()}
-            beyond = of_input(input_id, [[*conditions, *terms] for terms in within(ranges)])
+            beyond = of_input(input_id, within(ranges))
             rows = self._engine.reader.select(self.table, ["partition", "offset"], beyond)
             partitions = int64s(rows["partition"])
             offsets = int64s(rows["offset"])
             firsts = [since.get(p, 0) for p in range(int(partitions.max(initial=0)) + 1)]
             is_new = offsets >= np.array(firsts)[partitions]
-            table = self._table_of(input_id)
+            table = tables.bronze(input_id.source)
             chunks += chunks_of(
                 self._engine.reader, input_id, table, partitions[is_new], offsets[is_new]
             )
@@ -248,25 +243,19 @@ class DeadLetters:
             self._note(after, before)
         return sent
 
-    def _table_of(self, input_id: InputId) -> str:
-        """Return the table with the records of an input as they came; for late ones, that is
-        bronze.
-        """
-        is_quarantine = self.table == tables.QUARANTINE
-        return tables.QUARANTINE if is_quarantine else tables.bronze(input_id.source)
+    @property
+    def _tables(self) -> list[str]:
+        """The tables with the rows of the view."""
+        return [part.table for part in self._engine.lake.views[self.table].parts]
 
     def _records(self, chunk: Chunk) -> pa.Table:
         """Return the records of a chunk (step 2); those that bronze no longer has are left out."""
+        reader = self._engine.reader
         if self.table == tables.QUARANTINE:
-            records = read_chunk(
-                self._engine.reader,
-                chunk,
-                [*RECORD, "reason"],
-                [("source", "=", chunk.input.source), NOT_FORGOTTEN],
-            )
+            records = read_chunk(reader, chunk, [*RECORD, "reason"], [NOT_FORGOTTEN])
         else:
             # A late record is no heartbeat, unless `forget` has begun to erase it.
-            records = read_chunk(self._engine.reader, chunk, RECORD, [("heartbeat", "=", False)])
+            records = read_chunk(reader, chunk, RECORD, [("heartbeat", "=", False)])
             records = records.append_column("reason", pa.repeat(pa.scalar(LATE), records.num_rows))
         return records.append_column(
             "source", pa.repeat(pa.scalar(chunk.input.source), records.num_rows)

@@ -5,8 +5,8 @@ begins to read, and behind which messages of the sink it publishes. Nothing else
 generation before it. It is made in these steps:
 
 1. the records from its offsets on that bronze lacks are read, if bronze has already read further;
-2. what it must know of published messages is written under its number (`recovered`, and the idle
-   decisions of a lost lake);
+2. what it must know of published messages is written to silver under its number (rows `out`, and
+   the idle decisions of a lost lake);
 3. *decide*: its rows of `generations` are written, in one commit.
 
 Before step 3 nobody looks at what step 2 has written, and another attempt writes it again. What
@@ -30,6 +30,7 @@ from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.recovery import SinkState
 from watersmeet.core.sequence import MERGED, Tail
+from watersmeet.core.silver import OUT, in_silver
 from watersmeet.core.times import time_text
 from watersmeet.errors import ConfigurationError, OpenTransactionError
 from watersmeet.faults import fault_point
@@ -52,6 +53,7 @@ from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.recovered import joined, read_back_until, rows_of_parts
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, row_count, within
+from watersmeet.lake.tables import Table
 from watersmeet.lake.unpublished import reached, unpublished
 from watersmeet.running.bronze_table import BronzeTable, kafka_input, without_existing
 from watersmeet.running.ended import end_earlier
@@ -90,14 +92,14 @@ def begin_first(
     rows = list[dict[str, Any]]()
     decided = list[Decided]()
     if generation.kind == "sink":
-        rows += _recovered_rows(generation, sink.states)
+        rows += _recovered_rows(sink.states)
         decided += [
             (TopicPartition(input_id, p), decision)
             for p, state in sink.states.items()
             for input_id, name in settings.input_names.items()
             for decision in state.decisions.get(name, ())
         ]
-    _write_published(owner, settings, 0, rows, decided)
+    _write_published(owner, 0, rows, decided)
     _decide(owner, settings, generation._replace(decided_at=now))
 
 
@@ -178,22 +180,16 @@ def _chosen(settings: Settings, input_id: InputId, partitions: int, sink: Sink) 
     return firsts
 
 
-def _recovered_rows(
-    generation: Generation, states: Mapping[int, SinkState]
-) -> list[dict[str, Any]]:
+def _recovered_rows(states: Mapping[int, SinkState]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {"partition": p, "event_time": message.event_time, **MERGED.values(message.place)}
         for p, state in states.items()
         for message in state.read_back
     ]
     rows += [
-        {"partition": p, "since": state.since}
+        {"partition": p, "position": state.since}
         for p, state in states.items()
         if state.since is not None
-    ]
-    rows += [
-        {**tp.input._asdict(), "partition": tp.partition, "offset": offset}
-        for tp, offset in generation.begin.items()
     ]
     return rows
 
@@ -329,8 +325,8 @@ class Jump:
 
     @property
     def _next_batch(self) -> int:
-        last = last_batch(self._reader, self.settings)
-        return max(self._before.newest.from_batch, 0 if last is None else last[0].batch + 1)
+        last = last_batch(self._reader)
+        return max(self._before.newest.from_batch, 0 if last is None else last.batch + 1)
 
     def _check_known(self) -> None:
         """Raise ConfigurationError where a lake that was taken up from its sink does not know which
@@ -346,8 +342,8 @@ class Jump:
                     where="--to",
                     fix="jump to a later time, or begin a lake with another `publish.topic`",
                 )
-        last = last_batch(self._reader, self.settings)
-        clocks = {} if last is None else last[0].clocks
+        last = last_batch(self._reader)
+        clocks = {} if last is None else last.clocks
         newest, longest_ms = self._before.newest, self.settings.merge.longest_ms
         for p, until in read_back_until(self._reader, newest, longest_ms).items():
             if clocks.get(p, 0) <= until:
@@ -410,7 +406,7 @@ class Jump:
             published = joined([*published.items(), *repeated.items()])
         else:
             published = passed_over(self._reader, self._before.newest)
-        _write_published(self.owner, self.settings, generation.number, rows_of_parts(published))
+        _write_published(self.owner, generation.number, rows_of_parts(published))
         _decide(self.owner, self.settings, generation)
         end_earlier(self.owner, self.settings)
 
@@ -450,7 +446,7 @@ class Jump:
                 if counts.records:
                     fault_point("reset.read")
                     beyond = of_bronze.beyond_rows(input_id)
-                    bronze.note(bronze.append(rows, counts, beyond, fills=True))
+                    bronze.append(rows, counts, beyond)
             ranges = {p: (reached[p], end) for p, (_, end) in ranges.items() if reached[p] < end}
 
     def _lacking(
@@ -483,7 +479,6 @@ class Jump:
 
 def _write_published(
     owner: Owner,
-    settings: Settings,
     number: int,
     rows: Iterable[Mapping[str, Any]],
     decided: Iterable[Decided] = (),
@@ -493,24 +488,21 @@ def _write_published(
     This replaces what an attempt that was never committed has written.
     """
     engine = owner.engine
-    now = now_ms()
-    for table in (tables.RECOVERED, tables.IDLE_HEARTBEATS):
-        undecided: Where = [[("generation", "=", number)]]
-        if row_count(engine.reader, table, undecided):
-            owner.change(table, bronze_application(), partial(engine.delete, table, undecided))
+    application = bronze_application()
+    undecided: Where = [[("status", "in", ["out", "idle"]), ("generation", "=", number)]]
+    if row_count(engine.reader, tables.SILVER, undecided):
+        delete = partial(engine.delete, tables.SILVER, undecided)
+        owner.change(tables.SILVER, application, delete)
     fault_point("beginning.known")
-    layout = engine.lake.layout[tables.RECOVERED]
-    recovered_rows = [{**row, "recovered_at": now, "generation": number} for row in rows]
-    if recovered_rows:
-        owner.append(tables.RECOVERED, layout.rows_of(recovered_rows), bronze_application())
-    if decisions := list(decided):
-        decision_table = _rows_of_decisions(settings, decisions, now, number)
-        owner.append(tables.IDLE_HEARTBEATS, decision_table, bronze_application())
+    schema = engine.lake.schema(tables.SILVER)
+    out = Table(tables.SILVER, OUT).rows_of({**row, "generation": number} for row in rows)
+    idle = _rows_of_decisions(decided, now_ms(), number)
+    known = pa.concat_tables([in_silver(out, "out", schema), in_silver(idle, "idle", schema)])
+    if known.num_rows:
+        owner.append(tables.SILVER, known, application)
 
 
-def _rows_of_decisions(
-    settings: Settings, decided: Iterable[Decided], now: int, number: int
-) -> pa.Table:
+def _rows_of_decisions(decided: Iterable[Decided], now: int, number: int) -> pa.Table:
     """Return decisions as rows.
 
     Decisions after the same offset are a millisecond apart, since rows of one time are one
@@ -523,7 +515,7 @@ def _rows_of_decisions(
         by_time.setdefault(now + counts[place], []).append((tp, decision))
         counts[place] += 1
     return pa.concat_tables(
-        [decision_rows(settings, decisions, time, number) for time, decisions in by_time.items()]
+        [decision_rows(decisions, time, None, number) for time, decisions in by_time.items()]
     )
 
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from watersmeet.core.idle import Idle, IdleDecision, decide
 from watersmeet.core.plan import TopicPartition
-from watersmeet.faults import fault_point
 from watersmeet.kafka.idle_detector import IdleDetector
-from watersmeet.lake import tables
-from watersmeet.lake.decisions import Decided, decision_rows
-from watersmeet.running.owner import Owner, now_ms
+from watersmeet.lake.decisions import Decided
 from watersmeet.running.planning import Planner
-from watersmeet.settings import Settings
 
 
 def decide_idle(planner: Planner, detector: IdleDetector, partitions: int) -> list[Decided]:
@@ -38,16 +32,6 @@ def decide_idle(planner: Planner, detector: IdleDetector, partitions: int) -> li
                 (tp, IdleDecision(_last_offset(planner, tp), decision.event_time, times))
             )
     return decided
-
-
-def write_decisions(
-    owner: Owner, settings: Settings, planner: Planner, decided: Sequence[Decided]
-) -> None:
-    """Write decisions to `idle_heartbeats`, and add them to the planner's."""
-    fault_point("idle.decide")
-    rows = decision_rows(settings, decided, now_ms(), planner.generation)
-    owner.append(tables.IDLE_HEARTBEATS, rows)
-    planner.decided(decided)
 
 
 def _has_nothing_beyond(planner: Planner, detector: IdleDetector, p: int, decision: Idle) -> bool:

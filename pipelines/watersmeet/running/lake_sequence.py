@@ -173,8 +173,8 @@ class LakeSequence:
         """
         if len(self.epochs) == 1:
             return None
-        last = last_batch(self.engine.reader, self.settings)
-        return {} if last is None else last[0].clocks
+        last = last_batch(self.engine.reader)
+        return {} if last is None else last.clocks
 
     @cached_property
     def _recovery_headers(self) -> RecoveryHeaders:

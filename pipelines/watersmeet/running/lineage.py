@@ -138,20 +138,11 @@ class Lineage:
         ]
         bronze = [self._table(tables.bronze(source)) for source in sources]
         if batch.layer == "bronze":
-            refused = (
-                [(self._table(tables.QUARANTINE), counts["quarantined"])]
-                if counts["quarantined"]
-                else []
-            )
-            return topics, [*((table, sum(counts.values())) for table in bronze), *refused]
+            return topics, [(table, sum(counts.values())) for table in bronze]
+        silver = self._table(tables.SILVER)
         if batch.layer == "silver":
-            notes = {"late": tables.LATE, "duplicate": tables.DUPLICATES}
-            notes["corrected"] = tables.CORRECTIONS
-            noted = [(self._table(table), None) for name, table in notes.items() if counts[name]]
-            return bronze, [(self._table(tables.SILVER), None), *noted]
-        is_corrections = self._settings.publish.corrections_topic in batch.topics
-        read_table = tables.CORRECTIONS if is_corrections else tables.SILVER
-        return [self._table(read_table)], [(topic, counts["published"]) for topic in topics]
+            return bronze, [(silver, None)]
+        return [silver], [(topic, counts["published"]) for topic in topics]
 
     def _topic(self, topic: str) -> Dataset:
         server = self._settings.kafka.bootstrap_servers.split(",")[0].strip().rpartition("://")[2]

@@ -21,8 +21,6 @@ from watersmeet.core.inputs import InputId, names_of
 from watersmeet.core.merge import (
     NO_MESSAGES,
     Batch,
-    late,
-    late_again,
     merge,
     merge_in_chunks,
 )
@@ -60,7 +58,8 @@ def counts_of(records: Mapping[TopicPartition, int]) -> pa.Table:
 class MergeInputs:
     """The inputs of a batch beside rows of silver; those without rows are left out.
 
-    `counts`: of the records (`COUNTS`). They are an input, so that whoever merges a partition knows
+    `waited`: the records that wait, for the first batch of an epoch. `counts`: of the records
+    (`COUNTS`). They are an input, so that whoever merges a partition knows
     how many records it has to have, also where it has none.
     """
 
@@ -68,11 +67,12 @@ class MergeInputs:
     counts: Sequence[pa.Table]
     heads: Sequence[Input]
     messages: Sequence[Input]
+    waited: Sequence[Input] = ()
 
     @property
     def rows(self) -> list[Input]:
         """All of them, in the order in which the functions take them."""
-        return [*self.records, *self.counts, *self.heads, *self.messages]
+        return [*self.records, *self.counts, *self.heads, *self.messages, *self.waited]
 
     @property
     def record_count(self) -> int:
@@ -81,7 +81,7 @@ class MergeInputs:
 
     def functions(self, batch: Batch, expressions: Expressions) -> MergeFunctions:
         """Return the functions that take these inputs, and judge finished rows by expressions."""
-        kinds = (self.records, self.counts, self.heads, self.messages)
+        kinds = (self.records, self.counts, self.heads, self.messages, self.waited)
         return MergeFunctions(batch, expressions, *map(len, kinds))
 
 
@@ -95,28 +95,26 @@ class MergeFunctions:
     counts: int
     heads: int
     messages: int
+    waited: int
 
     def merge(self, *inputs: pa.Table) -> pa.Table:
-        """Return what a batch changes in a partition; the last input are open and waiting rows."""
-        records, heads, messages = self._split(inputs[:-1])
-        return self.expressions.validated(merge(records, inputs[-1], self.batch, messages, heads))
+        """Return what a batch writes of a partition; the last input are open and waiting rows."""
+        records, *others = self._split(inputs[:-1])
+        return self.expressions.validated(merge(records, inputs[-1], self.batch, *others))
 
     def merge_in_chunks(
         self, chunks: Iterator[pa.Table], *inputs: pa.Table
     ) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Yield each chunk of open and waiting rows, and what a batch changes in it."""
-        records, heads, messages = self._split(inputs)
-        for chunk, changed in merge_in_chunks(records, chunks, self.batch, messages, heads):
+        records, *others = self._split(inputs)
+        for chunk, changed in merge_in_chunks(records, chunks, self.batch, *others):
             yield chunk, self.expressions.validated(changed)
             del chunk, changed  # not in memory while the next ones come
 
-    def late(self, *inputs: pa.Table) -> pa.Table:
-        """Return the late records of a partition."""
-        records, heads, _ = self._split(inputs)
-        return late(records, self.batch, heads)
-
-    def _split(self, inputs: Sequence[pa.Table]) -> tuple[pa.Table, pa.Table, pa.Table]:
-        """Return the records, the heads and the messages.
+    def _split(
+        self, inputs: Sequence[pa.Table]
+    ) -> tuple[pa.Table, pa.Table, pa.Table, pa.Table | None]:
+        """Return the records, the messages, the heads, and the records that wait.
 
         Raises MissingRecordsError if a topic-partition has fewer records than the plan has seen.
         """
@@ -126,18 +124,8 @@ class MergeFunctions:
             _check_complete(records, self.batch, counts)
         heads = [*islice(rest, self.heads), _NO_HEADS]
         messages = [*islice(rest, self.messages), NO_MESSAGES]
-        return records, heads[0], messages[0]
-
-
-@dataclass(frozen=True)
-class LateAgain:
-    """The function that finds waiting rows that a new epoch makes late."""
-
-    batch: Batch
-
-    def __call__(self, *inputs: pa.Table) -> pa.Table:
-        """Return their records; `inputs`: records by input, and the waiting rows."""
-        return late_again(together(inputs[:-1], self.batch), inputs[-1], self.batch)
+        waited = [*islice(rest, self.waited)]
+        return records, messages[0], heads[0], together(waited, self.batch) if waited else None
 
 
 def together(records: Sequence[pa.Table], batch: Batch) -> pa.Table:

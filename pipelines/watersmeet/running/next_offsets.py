@@ -48,8 +48,8 @@ class NextOffsets:
         """
         newest = generation or read_generations(self.reader, self.settings).newest
         offsets = newest.offsets_of(input_id)
-        last = last_batch(self.reader, self.settings)
-        ranges = {} if last is None else last[0].ranges
+        last = last_batch(self.reader)
+        ranges = {} if last is None else last.ranges
         consumed = {
             tp.partition: done.until_offset
             for tp, done in ranges.items()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from typing import Final
 
-import pyarrow.compute as pc
-
-from watersmeet.core.columns import one_chunk
-from watersmeet.core.input_columns import part_topics
 from watersmeet.core.inputs import InputId
-from watersmeet.core.plan import BatchPlan, TopicPartition
+from watersmeet.core.plan import BatchPlan
 from watersmeet.core.sequence import TOO_MANY
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
@@ -32,8 +29,7 @@ def notify_merge(owner: Owner, rows: BatchRows, plan: BatchPlan | None, planner:
         if "expression" in judged:
             _warn_of_failures(reader, expressions, plan.batch, judged)
         if owner.is_observed:
-            was_recovered = rows.has_messages or bool(plan.generation)
-            counts = outcomes(reader, rows.settings, plan, was_recovered=was_recovered)
+            counts = outcomes(reader, rows.settings, plan)
             owner.notify(RecordsProcessed("silver", counts))
             owner.notify(Judged({reason: count for reason, count in judged.items() if reason}))
     owner.notify(planner.progress())
@@ -62,89 +58,53 @@ def _warn_of_failures(
     expressions.warn(failing, judged["expression"], sum(judged.values()))
 
 
-def outcomes(
-    reader: TableReader, settings: Settings, plan: BatchPlan, *, was_recovered: bool
-) -> dict[str, Counts]:
+def outcomes(reader: TableReader, settings: Settings, plan: BatchPlan) -> dict[str, Counts]:
     """Return, by topic, how many records a batch has merged, or found late or repeated, and how
     many late ones have corrected a merge record.
 
-    Its heartbeats are counted, too. The notes of the batch must be written. A record that waits for
-    its tenant's clock counts as merged, also if it turns out to be a duplicate later. A late record
-    counts as late, and once it is settled as `corrected` too, or as `not_corrected` with the reason
-    `too_many`, or as a duplicate with the reason `late`.
-    `was_recovered`: there are messages of a lost lake, or of earlier generations, so some records
-    may be `recovered`: they are in no merge record of this generation.
+    Its heartbeats are counted, too. A record that waits for its tenant's clock counts as merged,
+    also if it turns out to be late or a duplicate later. A late record counts as late, and once it
+    is settled as `corrected` too, or as `not_corrected` with the reason `too_many`, or as a
+    duplicate with the reason `late`. `recovered`: records that a message has already.
     """
-    late: Counter[InputId] = Counter()
-    late_rows = reader.summary(
-        tables.LATE, ["source", "topic"], {"rows": ("count", "*")}, [[("batch", "=", plan.batch)]]
-    )
-    for source, topic, rows in zip(
-        *(late_rows[name].to_pylist() for name in ("source", "topic", "rows")), strict=True
-    ):
-        late[InputId(source, topic)] += rows
-    duplicates, waited_duplicates, late_duplicates = _duplicates(reader, settings, plan)
-    corrected = _corrected(reader, settings, plan)
-    merged = dict(_parts(reader, settings, plan)) if was_recovered else {}
     counts: dict[str, Counter[tuple[str, str]]] = {
         input_id.topic: Counter() for input_id in settings.inputs
     }
     for input_id in settings.inputs:
-        topic = input_id.topic
         records, beats = _consumed(reader, input_id, plan)
-        on_time = records - late[input_id] - duplicates[input_id]
-        counts[topic]["heartbeat", ""] += beats
-        counts[topic]["late", ""] += late[input_id]
+        counts[input_id.topic]["merged", ""] += records
+        counts[input_id.topic]["heartbeat", ""] += beats
+        counts[input_id.topic]["late", ""] += 0
         if settings.has_ids:
-            repeated = duplicates[input_id] + waited_duplicates[input_id]
-            counts[topic]["duplicate", ""] += repeated
+            counts[input_id.topic]["duplicate", ""] += 0
         if tables.has_corrections(settings):
-            counts[topic]["corrected", ""] += corrected[input_id, False]
-            counts[topic]["not_corrected", TOO_MANY] += corrected[input_id, True]
+            counts[input_id.topic]["corrected", ""] += 0
+            counts[input_id.topic]["not_corrected", TOO_MANY] += 0
             if settings.has_ids:
-                counts[topic]["duplicate", "late"] += late_duplicates[input_id]
-        counts[topic]["merged", ""] += merged.get(input_id, 0) if was_recovered else on_time
-        if was_recovered:
-            counts[topic]["recovered", ""] += on_time - merged.get(input_id, 0)
+                counts[input_id.topic]["duplicate", "late"] += 0
+    columns = ["source", "topic", "partition", "offset", "status", "is_late", "invalid_reason"]
+    where: Where = [[("batch", "=", plan.batch), ("status", "in", list(_OF_RECORDS))]]
+    for row in reader.select(tables.SILVER, columns, where).to_pylist():
+        topic_counts = counts[row["topic"]]
+        outcome = _OF_RECORDS[row["status"]], ""
+        if row["is_late"]:
+            outcome = "duplicate", "late"
+        elif row["invalid_reason"] == TOO_MANY:
+            outcome = "not_corrected", TOO_MANY
+        topic_counts[outcome] += 1
+        is_settled = row["is_late"] or row["status"] == "correction"
+        if not is_settled and row["offset"] >= plan.ranges[topic_partition(row)].from_offset:
+            topic_counts["merged", ""] -= 1
     return {topic: dict(topic_counts) for topic, topic_counts in counts.items()}
 
 
-def _duplicates(
-    reader: TableReader, settings: Settings, plan: BatchPlan
-) -> tuple[Counter[InputId], Counter[InputId], Counter[InputId]]:
-    """Return, by input, how many duplicates a batch has found.
-
-    First those of records that it has consumed, then those of records that had waited, then those
-    of late records that it has settled.
-    """
-    counts = Counter[InputId](), Counter[InputId](), Counter[InputId]()
-    if not settings.has_ids:
-        return counts
-    columns = ["source", "topic", "partition", "offset", "is_late"]
-    rows = reader.select(tables.DUPLICATES, columns, [[("batch", "=", plan.batch)]])
-    for row in rows.to_pylist():
-        tp = topic_partition(row)
-        has_waited = row["offset"] < plan.ranges[tp].from_offset
-        counts[2 if row["is_late"] else int(has_waited)][tp.input] += 1
-    return counts
-
-
-def _corrected(
-    reader: TableReader, settings: Settings, plan: BatchPlan
-) -> Counter[tuple[InputId, bool]]:
-    """Return, by input, how many late records have corrected a merge record in a batch, and how
-    many (True) have not, since that has as many versions as it may.
-    """
-    if not tables.has_corrections(settings):
-        return Counter()
-    names = ["source", "topic", "invalid_reason"]
-    where: Where = [[("batch", "=", plan.batch)]]
-    rows = reader.summary(tables.CORRECTIONS, names, {"rows": ("count", "*")}, where)
-    counts = Counter[tuple[InputId, bool]]()
-    for row in rows.to_pylist():
-        is_too_many = row["invalid_reason"] == TOO_MANY
-        counts[InputId(row["source"], row["topic"]), is_too_many] += row["rows"]
-    return counts
+_OF_RECORDS: Final = {
+    "late": "late",
+    "duplicate": "duplicate",
+    "passed": "recovered",
+    "correction": "corrected",
+}
+"""The outcome that a row of silver is counted as, by its status."""
 
 
 def _consumed(reader: TableReader, input_id: InputId, plan: BatchPlan) -> tuple[int, int]:
@@ -178,24 +138,3 @@ def _consumed(reader: TableReader, input_id: InputId, plan: BatchPlan) -> tuple[
             dict(zip(rows["heartbeat"].to_pylist(), rows["rows"].to_pylist(), strict=True))
         )
     return counts[False], counts[True]
-
-
-def _parts(
-    reader: TableReader, settings: Settings, plan: BatchPlan
-) -> Iterator[tuple[InputId, int]]:
-    """Yield, by input, how many of a batch's records are parts of merge records that it changed."""
-    rows = reader.select(
-        tables.SILVER, ["partition", *settings.sources], [[("batch", "=", plan.batch)]]
-    )
-    counts: Counter[InputId] = Counter()
-    consumed = {tp: (done.from_offset, done.until_offset) for tp, done in plan.ranges.items()}
-    for source in settings.sources:
-        partitions = rows["partition"].take(pc.list_parent_indices(rows[source])).to_pylist()
-        parts = one_chunk(pc.list_flatten(rows[source]))
-        topics = part_topics(parts, settings.inputs, source).to_pylist()
-        offsets = parts.field("offset").to_pylist()
-        for partition, topic, offset in zip(partitions, topics, offsets, strict=True):
-            tp = TopicPartition(InputId(source, topic), partition)
-            since, until = consumed.get(tp, (0, 0))
-            counts[tp.input] += since <= offset < until
-    yield from counts.items()

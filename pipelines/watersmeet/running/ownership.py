@@ -38,24 +38,20 @@ def written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
 
     Delta counts transaction versions by application: what the owner decides has one, and what it
     deletes another. An epoch belongs to all layers.
-
-    Notes are not included: they carry the version of the commit that they follow from.
     """
     epochs = (tables.EPOCHS, EVOLVING)
     if layer == "bronze":
         read = [(tables.bronze(i.source), application_of(settings, i)) for i in settings.inputs]
         deleted = [
-            (name, DELETING)
-            for name in (*map(tables.bronze, settings.sources), tables.QUARANTINE, tables.ERASED)
+            (name, DELETING) for name in (*map(tables.bronze, settings.sources), tables.ERASED)
         ]
-        beginnings = (tables.GENERATIONS, tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)
+        beginnings = (tables.GENERATIONS, tables.RESETS, tables.SILVER)
         decided = [(table, bronze_application()) for table in beginnings]
         return [*read, *decided, *deleted, epochs]
     if layer == "silver":
-        records = [tables.SILVER, *tables.notes_of_records(settings), tables.FORGOTTEN]
-        deleted = [(name, DELETING) for name in records]
-        decided = [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION)]
-        decided += [(tables.SILVER, RESETTING), (tables.RESETS, RESETTING)]
+        deleted = [(name, DELETING) for name in (tables.SILVER, tables.FORGOTTEN)]
+        decided = [(tables.SILVER, APPLICATION), (tables.SILVER, RESETTING)]
+        decided += [(tables.RESETS, RESETTING)]
         return [*decided, *deleted, epochs]
     return [(tables.PUBLISHED, APPLICATION), (tables.DEAD_LETTERS, APPLICATION), epochs]
 
@@ -66,20 +62,11 @@ def kept_by(layer: str, settings: Settings, input_id: InputId | None = None) -> 
     Each table has one keeper.
     """
     if layer == "silver":
-        return [
-            tables.SILVER,
-            *tables.notes_of_records(settings),
-            tables.PROGRESS,
-            tables.IDLE_HEARTBEATS,
-            tables.RESETS,
-            tables.QUALITY,
-        ]
+        return [tables.SILVER, tables.RESETS, tables.QUALITY]
     if layer == "gold":
         return [tables.PUBLISHED, tables.DEAD_LETTERS]
     first = settings.inputs[0]
     shared = [
-        tables.QUARANTINE,
-        tables.RECOVERED,
         tables.CONFIGURATION,
         tables.LEASES,
         tables.FLOORS,

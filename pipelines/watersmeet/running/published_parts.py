@@ -5,7 +5,7 @@ A generation that begins before them must not merge them again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,16 +21,14 @@ from watersmeet.core.plan import (
 )
 from watersmeet.core.repeated import RECORD_IDS
 from watersmeet.core.sequence import CORRECTED, MERGED, Place, Tail
-from watersmeet.engine import Engine, Rows
+from watersmeet.engine import Engine
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation, Generations
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.order import with_message
-from watersmeet.lake.progress import last_batch
-from watersmeet.lake.recovered import MESSAGES, joined, parts_of_messages, read_since
+from watersmeet.lake.recovered import joined, parts_of_messages
 from watersmeet.lake.retention_bounds import read_retention_bounds
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, within
-from watersmeet.lake.unpublished import reached
 from watersmeet.settings import Settings
 
 _WAITING = ["topic", "partition", "offset", "event_time", "heartbeat", "merge_key", "tenant"]
@@ -69,9 +67,10 @@ def out_offsets(
         inputs=settings.inputs,
     )
     published = engine.collect(engine.per_partition(function, [valid], PARTS))
-    if generations[0].kind == "sink":
-        recovered = engine.collect(_known_from_sink(engine, settings, generations))
-        published = pa.concat_tables([published, recovered])
+    if generations[0].kind == "sink":  # what it has passed over, the sink of the lost lake had
+        of_first: Where = [[("status", "=", "passed"), ("generation", "=", generations[0].number)]]
+        recovered = engine.reader.rows(tables.SILVER, PARTS.names, of_first)
+        published = pa.concat_tables([published, recovered.cast(PARTS)])
     parts = offsets_of(published, settings.inputs)
     return joined([*parts.items(), *passed_over(engine.reader, newest).items()])
 
@@ -144,7 +143,7 @@ def deleted_offsets(
     are older than the rows that are there, and in none of these. `spans`: by topic-partition, the
     offsets `[from, until)` that are asked for.
     """
-    times = read_retention_bounds(reader).last_of(tables.SILVER, tables.CORRECTIONS)
+    times = read_retention_bounds(reader).last_of(tables.SILVER, tables.PASSED, tables.CORRECTIONS)
     older: Where = [[("partition", "=", p), ("event_time", "<", time)] for p, time in times.items()]
     if not older:
         return {}
@@ -264,84 +263,3 @@ def _places_of_duplicates(rows: pa.Table) -> pa.Table:
     entries = entries.filter(is_duplicate)
     columns = {name: entries.field(name) for name in ("source", "topic", "offset")}
     return pa.table({**columns, "partition": partitions}).select(PARTS.names).cast(PARTS)
-
-
-def _known_from_sink(engine: Engine, settings: Settings, generations: Generations) -> Rows:
-    """Return the records that the first generation of a recovered lake has not merged.
-
-    It left them out since the sink of the lost lake had them.
-    """
-    first = generations[0]
-    inputs = list[Rows]()
-    after = generations.after(first)
-    until_batch = _next_batch(engine.reader, settings, first) if after is None else after.from_batch
-    ends = reached(engine.reader, first, until_batch)
-    batches = [generations.batches(first)]
-    spans = {tp: (since, ends.get(tp)) for tp, since in first.begin.items()}
-    for input_id in settings.inputs:
-        ranges = {tp.partition: span for tp, span in spans.items() if tp.input == input_id}
-        keyed: Where = [
-            [*terms, ("merge_key", "is not null", None), ("event_time", "is not null", None)]
-            for terms in within(ranges)
-        ]
-        columns = ["topic", "partition", "offset", "merge_key"]
-        table = tables.bronze(input_id.source)
-        source = {"source": input_id.source}
-        inputs.append(engine.read(table, columns, of_topic(input_id, keyed), constants=source))
-    inputs.append(engine.read(tables.SILVER, ["partition", *part_columns(settings)], batches))
-    inputs.append(engine.read(tables.LATE, ["partition", "source", "topic", "offset"], batches))
-    inputs.append(engine.read(tables.RECOVERED, ["partition", "merge_key"], MESSAGES))
-    function = partial(
-        _merged_into_nothing,
-        inputs_of_lake=settings.inputs,
-        spans=spans,
-        partitions_passed_over=frozenset(read_since(engine.reader, first)),
-    )
-    return engine.per_partition(function, inputs, PARTS)
-
-
-def _next_batch(reader: TableReader, settings: Settings, generation: Generation) -> int:
-    """Return the number of the generation's next batch."""
-    last = last_batch(reader, settings)
-    return max(generation.from_batch, 0 if last is None else last[0].batch + 1)
-
-
-def _is_within(offset: int, span: tuple[int, int | None] | None) -> bool:
-    return span is not None and span[0] <= offset and (span[1] is None or offset < span[1])
-
-
-def _merged_into_nothing(
-    *inputs: pa.Table,
-    inputs_of_lake: Sequence[InputId],
-    spans: Mapping[TopicPartition, tuple[int, int | None]],
-    partitions_passed_over: Collection[int],
-) -> pa.Table:
-    """Return the records of bronze in these spans that are neither in silver nor late.
-
-    They have the key of a message, or are in a partition where records before a position were
-    passed over, whatever their key.
-    """
-    *bronze, silver, late, messages = inputs
-    records = pa.concat_tables(rows.select([*PARTS.names, "merge_key"]) for rows in bronze)
-    places = zip(*(records[name].to_pylist() for name in PARTS.names), strict=True)
-    records = records.filter(
-        pa.array(
-            [
-                _is_within(offset, spans.get(TopicPartition(InputId(source, topic), p)))
-                for source, topic, p, offset in places
-            ],
-            pa.bool_(),
-        )
-    )
-    has_known_key = pc.is_in(records["merge_key"], value_set=pc.unique(messages["merge_key"]))
-    is_passed_over = np.isin(int64s(records["partition"]), list(partitions_passed_over))
-    records = records.filter(pc.or_(has_known_key, pa.array(is_passed_over)))
-    late_parts = late.select(PARTS.names).cast(PARTS)
-    merged = pa.concat_tables([places_of_parts(silver, inputs_of_lake), late_parts])
-    return (
-        records.select(PARTS.names)
-        .cast(PARTS)
-        .join(merged, PARTS.names, join_type="left anti")
-        .select(PARTS.names)
-        .cast(PARTS)
-    )
