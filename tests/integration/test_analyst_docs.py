@@ -226,6 +226,8 @@ def plain(rows: list[dict[str, Any]], statement: str) -> list[dict[str, str]]:
             return text(value.asDict())
         if isinstance(value, dict):
             return str({name: text(inner) for name, inner in value.items()})
+        if isinstance(value, list):
+            return str([text(inner) for inner in value])
         return str(value)
 
     texts = [{name: text(value) for name, value in row.items()} for row in rows]
