@@ -18,6 +18,7 @@ from tests.lake.conftest import Store
 from tests.support.configurations import settings_for
 from tests.support.rivers import until
 from watersmeet.core.merge import REPLACING
+from watersmeet.core.silver import OUTCOMES
 from watersmeet.core.types import TIME
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.lake import tables
@@ -78,7 +79,9 @@ def test_what_decides_another_layers_batch_decides_none_here(folder_store: Store
 
 
 def open_row(key: str) -> tuple[Any, ...]:
-    return (0, key, "open", 1, 1, [], [], None, None, 0, 0, 101, None, "", None, 0)
+    """A merge record as a row of silver, which other kinds of rows have more columns of."""
+    own = (0, key, "open", 1, 1, [], [], None, None, 0, 0, 101, None, "", None, 0)
+    return (*own, *[None] * len(OUTCOMES))
 
 
 def changed_rows(silver: tables.Table) -> pa.Table:
