@@ -81,7 +81,7 @@ class Cycle:
         return Maintenance(self.owner.engine, names, expire=self._expire_some)
 
     def complete(self) -> None:
-        """Complete what a crash left of the last commit of each owned layer.
+        """Complete what a jump, or a publication, left undone that a crash has cut short.
 
         This comes before anything is planned, deleted, read elsewhere or changed.
         """

@@ -54,6 +54,7 @@ from watersmeet.core.repeated import DUPLICATE_SCHEMA
 from watersmeet.core.repeated import ID as RECORD_ID
 from watersmeet.core.sequence import CORRECTED, ID, LATE, MERGED, SEQ, VERSION
 from watersmeet.core.sequence import TENANT as TENANT_HEADER
+from watersmeet.core.silver import with_status
 from watersmeet.core.step import State, step
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
@@ -349,10 +350,6 @@ def _bronze(
 # -- what comes out
 
 
-def _with_status(rows: pa.Table, status: str) -> pa.Table:
-    return rows.filter(pc.equal(rows["status"], status))
-
-
 @dataclass(frozen=True)
 class DryRun:
     """A dry run of some records.
@@ -405,9 +402,9 @@ class DryRun:
                 silver = pa.concat_tables(
                     [silver.filter(is_finished), applied(unfinished, changed.filter(merged))]
                 )
-                new = _with_status(changed, "late").select(LATE_SCHEMA.names)
+                new = with_status(changed, "late").select(LATE_SCHEMA.names)
                 late = pa.concat_tables([late, new])
-                repeated = _with_status(changed, "duplicate").select(DUPLICATE_SCHEMA.names)
+                repeated = with_status(changed, "duplicate").select(DUPLICATE_SCHEMA.names)
                 duplicates = pa.concat_tables([duplicates, repeated])
                 pending = pa.concat_tables([pending, new.filter(pc.is_valid(new["u"]))])
                 now = settled(pending, done.clocks, plan.clocks, rules)

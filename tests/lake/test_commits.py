@@ -26,7 +26,6 @@ from watersmeet.lake.commits import (
     last_commit,
     last_decision,
     ranges_fact,
-    ranges_of,
 )
 from watersmeet.lake.conflicts import is_conflict, suppress_conflict
 from watersmeet.lake.table_reader import Version
@@ -86,7 +85,7 @@ def test_ranges_keep_their_partitions() -> None:
     ranges = {11: (0, 5), 2: (7, 7), 0: (2**40, 2**41)}
     fact = json.loads(json.dumps(ranges_fact(ranges)))
     assert fact == [[0, 2**40, 2**41], [2, 7, 7], [11, 0, 5]]
-    assert ranges_of(fact) == ranges
+    assert {partition: (since, until) for partition, since, until in fact} == ranges
 
 
 def write_by_spark(spark: SparkSession, store: Store, commit: Commit) -> None:

@@ -207,9 +207,9 @@ def headers_of(source: str, offset: int) -> list[dict[str, Any]]:
 def counted(rows: pa.Table) -> BatchCounts:
     """Bronze's rows by partition and reason, as `BronzeTable.append` takes them."""
     found = rows.group_by(["partition", "reason"]).aggregate(
-        [("offset", "count"), ("offset", "min"), ("offset", "max"), (RECORD_BYTES.name, "sum")]
+        [("offset", "count"), ("offset", "min"), ("offset", "max")]
     )
-    names = ["partition", "reason", "records", "first", "last", "bytes"]
+    names = ["partition", "reason", "records", "first", "last"]
     return BatchCounts(found.rename_columns(names))
 
 

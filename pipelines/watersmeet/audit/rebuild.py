@@ -34,14 +34,14 @@ from watersmeet.core.open_before import open_before
 from watersmeet.core.plan import BatchPlan, End, OffsetRange, Rules, TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import RECORD_IDS
-from watersmeet.core.silver import OUT, in_silver
+from watersmeet.core.silver import in_silver
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.core.window import Window
 from watersmeet.engine import Engine
 from watersmeet.engine.choice import create_tables, open_engine
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.commits import bronze_application, commit_of
+from watersmeet.lake.commits import bronze_application
 from watersmeet.lake.epochs import Epochs, begin_epoch, inherited_lateness, read_epochs
 from watersmeet.lake.generations import generation_rows, read_generations
 from watersmeet.lake.identity import (
@@ -51,12 +51,11 @@ from watersmeet.lake.identity import (
     kept_facts,
 )
 from watersmeet.lake.location import Lake
-from watersmeet.lake.progress import batch_rows, facts_of, last_batch
-from watersmeet.lake.recovered import rows_of_parts
+from watersmeet.lake.progress import BatchVersions, batch_rows, facts_of, last_batch
+from watersmeet.lake.recovered import out_rows, rows_of_parts
 from watersmeet.lake.retention_bounds import History, read_retention_bounds
 from watersmeet.lake.snapshot import Snapshot
-from watersmeet.lake.table_reader import Condition, TableReader, Where, walk
-from watersmeet.lake.tables import Table
+from watersmeet.lake.table_reader import Condition, TableReader, Where
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.settings import Settings
 from watersmeet.silver import Silver
@@ -164,10 +163,9 @@ def _version_of(evidence: Evidence) -> int:
     reader = evidence.reader
     if evidence.following is None:
         return reader.version(tables.SILVER)
-    for version in walk(reader, tables.SILVER):
-        commit = commit_of(tables.SILVER, version)
-        if commit is not None and commit.facts.get("batch") == evidence.last_batch:
-            return version.number
+    version = BatchVersions(reader).of(evidence.last_batch)
+    if version is not None:
+        return version
     raise WatersmeetError(
         f"it is not known which version of silver batch {evidence.last_batch} made",
         where="--generation",
@@ -424,8 +422,7 @@ def _batches(
     rows += [{"partition": p, "position": since} for p, since in evidence.since.items()]
     rows += rows_of_parts(evidence.out if number else {})
     if rows:
-        out = Table(tables.SILVER, OUT).rows_of({**row, "generation": number} for row in rows)
-        out = in_silver(out, "out", into.lake.schema(tables.SILVER))
+        out = out_rows(rows, number, into.lake.schema(tables.SILVER))
         owner.append(tables.SILVER, out, bronze_application())
     later = dict(evidence.history)
     next_epochs = [epoch.from_batch for epoch, _ in evidence.through[1:]]

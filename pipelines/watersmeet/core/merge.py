@@ -47,7 +47,7 @@ from watersmeet.core.silver import OUTCOMES, PASSED, in_silver, of_batch
 from watersmeet.core.tenants import HEADS
 from watersmeet.core.types import DUE, TENANT, TIME, schema_of
 from watersmeet.core.values import typed_values
-from watersmeet.core.waiting import deletion_markers, records_at, release
+from watersmeet.core.waiting import records_at, release
 
 RECORD_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time "
@@ -543,7 +543,7 @@ def _changed(
         duplicates = duplicates_of(rows[0], batch.plan.batch)
         rows.append(in_silver(duplicates, "duplicate", schema))
     if entering.deleted.num_rows:
-        rows.append(deletion_markers(entering.deleted, schema))
+        rows.append(in_silver(entering.deleted, None, schema))
     return _together(rows, batch)
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from watersmeet.core.types import schema_of
 
@@ -65,15 +66,24 @@ three; the columns of the others are null.
 
 
 def in_silver(rows: pa.Table, status: str | None, schema: pa.Schema) -> pa.Table:
-    """Return rows with all columns of `schema`, silver's, and this status.
+    """Return rows with all columns of `schema`, silver's, and this status (None: they delete rows,
+    see `core.merge.merge`).
 
     What `rows` lack is null.
     """
     count = rows.num_rows
     columns = {name: rows[name] for name in rows.column_names}
     columns["status"] = pa.repeat(pa.scalar(status, pa.string()), count)
-    every = [columns.get(field.name, pa.nulls(count, field.type)) for field in schema]
+    every = [
+        columns[field.name] if field.name in columns else pa.nulls(count, field.type)
+        for field in schema
+    ]
     return pa.table(every, schema.names).cast(schema)
+
+
+def with_status(rows: pa.Table, status: str) -> pa.Table:
+    """Return those of some rows of silver that have a status."""
+    return rows.filter(pc.equal(rows["status"], status))
 
 
 def of_batch(rows: pa.Table, batch: int, generation: int) -> pa.Table:

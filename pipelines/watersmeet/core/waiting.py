@@ -48,19 +48,6 @@ def release(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Released
     return Released(is_reached & ~is_late, stays, deleted)
 
 
-def deletion_markers(deleted: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return deletion markers for a batch's changes (`core.merge.merge`): rows without a status.
-
-    The columns that `deleted` lacks are null.
-    """
-    columns = {name: deleted[name] for name in deleted.column_names}
-    nothing = {
-        name: pa.nulls(deleted.num_rows, kind)
-        for name, kind in zip(schema.names, schema.types, strict=True)
-    }
-    return pa.table(nothing | columns).select(schema.names).cast(schema)
-
-
 def records_at(records: pa.Table, waiting: pa.Table) -> pa.Table:
     """Return the records that some rows of silver hold which wait, with the positions there."""
     places = waiting.select([*_PLACE, "position"])

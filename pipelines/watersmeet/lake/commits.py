@@ -2,14 +2,13 @@
 
 Delta skips a commit whose transaction version is not above the last one that it has seen of the
 application in that table. So a batch is written once, and an earlier owner, whose token is smaller,
-writes nothing. The notes of a deciding commit (late, progress, quarantine) carry its transaction
-version, so they are written once, too. The facts are JSON in the commit's `userMetadata`.
+writes nothing. The facts are JSON in the commit's `userMetadata`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -60,18 +59,13 @@ def bronze_application() -> str:
     return f"{APPLICATION}-bronze"
 
 
-def note_application(settings: Settings, input_id: InputId) -> str:
-    """Return the application of an input's bronze in tables that have other writers, too."""
-    return f"{APPLICATION}-{settings.input_names[input_id]}"
-
-
 def application_of(settings: Settings, input_id: InputId) -> str:
     """Return the application of bronze in the table of an input's source.
 
     Each input of a source with several topics has its own.
     """
     is_alone = len(of_source(settings.inputs, input_id.source)) == 1
-    return APPLICATION if is_alone else note_application(settings, input_id)
+    return APPLICATION if is_alone else f"{APPLICATION}-{settings.input_names[input_id]}"
 
 
 @dataclass(frozen=True)
@@ -183,8 +177,3 @@ def _commits(reader: Histories, table: str, application: str) -> Iterator[tuple[
 def ranges_fact(ranges: Mapping[int, tuple[int, int]]) -> list[list[int]]:
     """Return offset ranges `[from, until)` by partition as `[partition, from, until]` each."""
     return [[partition, since, until] for partition, (since, until) in sorted(ranges.items())]
-
-
-def ranges_of(fact: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
-    """Return the ranges from which `ranges_fact` made the fact."""
-    return {partition: (since, until) for partition, since, until in fact}

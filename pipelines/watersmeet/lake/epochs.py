@@ -65,11 +65,6 @@ class Epochs(tuple[Epoch, ...]):
         """Return the epoch of a batch."""
         return [epoch for epoch in self if epoch.from_batch <= batch or epoch is self[0]][-1]
 
-    def at(self, time_ms: int) -> Epoch:
-        """Return the last epoch that was decided up to a time; the first one before it."""
-        decided = [epoch for epoch in self if epoch.decided_at <= time_ms or epoch is self[0]]
-        return decided[-1]
-
     def numbers_of(self, batches: Int64s) -> Int64s:
         """Return the number of the epoch of each of these batches."""
         begins = np.array([epoch.from_batch for epoch in self[1:]], np.int64)

@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from watersmeet.core.columns import Int64s, as_ranges
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import RECORD_BYTES, REDRIVEN_FROM
 from watersmeet.core.redriven import fingerprint
+from watersmeet.core.silver import OUT, in_silver
 from watersmeet.lake import tables
 from watersmeet.lake.chunks import records_at, sizes_at
 from watersmeet.lake.generations import Generation
@@ -31,6 +33,7 @@ from watersmeet.lake.table_reader import (
     row_count,
     within,
 )
+from watersmeet.lake.tables import Table
 
 _OUT: Final[Condition] = ("status", "=", "out")
 MESSAGES: Final[Where] = [[_OUT, ("merge_key", "is not null", None)]]
@@ -112,6 +115,14 @@ def rows_of_parts(part_offsets: Mapping[TopicPartition, Int64s]) -> list[dict[st
         for tp, offsets in part_offsets.items()
         for since, until in as_ranges(offsets)
     ]
+
+
+def out_rows(rows: Iterable[Mapping[str, Any]], generation: int, schema: pa.Schema) -> pa.Table:
+    """Return what a generation must know of published messages as rows of silver, whose columns are
+    `schema`; `rows`: with columns of `core.silver.OUT`.
+    """
+    known = ({**row, "generation": generation} for row in rows)
+    return in_silver(Table(tables.SILVER, OUT).rows_of(known), "out", schema)
 
 
 def parts_of_messages(

@@ -65,13 +65,12 @@ class History(NamedTuple):
     clock: int | None
 
 
-def read_retention_bounds(reader: TableReader, until_ms: int | None = None) -> RetentionBounds:
-    """Return all floors as they are now, or as they were at a time (epoch ms)."""
+def read_retention_bounds(reader: TableReader) -> RetentionBounds:
+    """Return all floors."""
     if not reader.exists(tables.FLOORS):
         return RetentionBounds({}, {})
     values = {"batch": ("max", "batch"), "time": ("max", "time")}
-    where: Where = [] if until_ms is None else [[("decided_at", "<=", until_ms)]]
-    rows = reader.summary(tables.FLOORS, ["table", "partition"], values, where).to_pylist()
+    rows = reader.summary(tables.FLOORS, ["table", "partition"], values).to_pylist()
     batches: dict[int, int] = {}
     for row in rows:  # for a moment, one source may be ahead of the others
         if row["batch"] is not None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from watersmeet.core.avro_schema import MAX_SCHEMAS
 from watersmeet.core.columns import Int64s, numbered
 from watersmeet.core.inputs import InputId
-from watersmeet.core.reading import RECORD_BYTES, WRITER_SCHEMA
+from watersmeet.core.reading import WRITER_SCHEMA
 from watersmeet.engine import Engine, KafkaInput, Rows, Summary
 from watersmeet.kafka.registry import rules_of
 from watersmeet.lake import tables
@@ -52,8 +52,7 @@ class BatchCounts:
 
     `groups` has rows for each partition, reason and `heartbeat` (with a registry, for each
     `writer_schema`, too), each of some of the records, with the columns `records` (their number),
-    `timed` (how many of them have an event time), `first` and `last` (offsets), and `bytes` (what
-    they take in memory).
+    `timed` (how many of them have an event time), and `first` and `last` (offsets).
     """
 
     groups: pa.Table
@@ -150,7 +149,6 @@ class BronzeTable:
             "timed": ("count", "event_time"),
             "first": ("min", "offset"),
             "last": ("max", "offset"),
-            "bytes": ("sum", RECORD_BYTES.name),
         }
         columns = self._engine.lake.schema(self.name).names
         by = ["partition", "reason", "heartbeat", WRITER_SCHEMA.name]

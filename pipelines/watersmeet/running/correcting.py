@@ -7,10 +7,10 @@ correction, or is a late duplicate; rows of silver say which late records are be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ from watersmeet.core.corrections import (
 from watersmeet.core.merge import LATE_SCHEMA, Batch
 from watersmeet.core.message import as_read, correction_header_bytes, exceeds
 from watersmeet.core.reading import RECORD_BYTES
-from watersmeet.core.silver import in_silver
+from watersmeet.core.silver import in_silver, with_status
 from watersmeet.engine import Engine
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
@@ -237,7 +237,7 @@ class Correcting:
         ]
         rows = self.engine.reader.rows(view, columns, [where])
         if new is not None:
-            of_batch = _with_status(new, "late").select(columns)
+            of_batch = with_status(new, "late").select(columns)
             rows = pa.concat_tables([rows, of_batch.cast(rows.schema)])
         numbers = {place: n for n, place in enumerate(_places(rows))}
         return rows.take(pa.array([numbers[place] for place in _places(late)], pa.int64()))
@@ -267,7 +267,7 @@ class Correcting:
         spans = covering(times - longest_ms, times + gap_ms, MAX_TERMS)
         names = [*_KEY, "event_time", RECORD_BYTES.name]
         closed = self._rows(tables.SILVER, names, late, spans)
-        of_batch = _with_status(new, "timed_out").select(names)
+        of_batch = with_status(new, "timed_out").select(names)
         closed = pa.concat_tables([closed, of_batch.cast(closed.schema)])
         names += ["id", "version", "source", "topic", "offset", "u"]
         corrected = self._rows(tables.CORRECTIONS, names, late, spans, ("version", ">", 0))
@@ -306,7 +306,7 @@ class Correcting:
             rows.filter(pc.is_in(rows["merge_key"], keys)) for rows in (near.closed, near.corrected)
         )
         content = [n for n in self.engine.lake.schema(tables.MERGED).names if n != "status"]
-        of_batch = _with_status(new, "timed_out")
+        of_batch = with_status(new, "timed_out")
         rows = of_batch.filter(pc.is_in(of_batch["merge_key"], keys)).select(content)
         if closed.num_rows:
             times = np.unique(times_ms(closed["event_time"]))
@@ -329,28 +329,31 @@ class Settling:
     clocks: Clocks
     own: pa.Table
     pending: list[pa.Table] = field(default_factory=list)
+    keys: set[str] | None = field(init=False)
+    """See `Following`."""
     _new: list[pa.Table] = field(default_factory=list)
 
-    @property
-    def keys(self) -> Collection[str] | None:
-        """See `Following`."""
-        if not self.pending:
-            return None
-        return {key for rows in self.pending for key in rows["merge_key"].to_pylist()}
+    def __post_init__(self) -> None:
+        """Note the keys of the late records, if there may be any."""
+        pending = (rows["merge_key"].to_pylist() for rows in self.pending)
+        self.keys = set(chain.from_iterable(pending)) if self.pending else None
 
     def see(self, rows: pa.Table) -> None:
         """See `Following`."""
-        late = _with_status(rows, "late")
+        if self.keys is None:
+            return
+        late = with_status(rows, "late")
         late = late.filter(pc.is_valid(late["u"]))
         self.pending.append(late.select(_WITHOUT_VALUE).cast(_LATE.schema))
-        closed = _with_status(rows, "timed_out")
-        keys = pa.array(sorted(self.keys or ()), closed["merge_key"].type)
+        self.keys.update(late["merge_key"].to_pylist())
+        closed = with_status(rows, "timed_out")
+        keys = pa.array(self.keys, closed["merge_key"].type)
         self._new += [late, closed.filter(pc.is_in(closed["merge_key"], keys))]
 
     def rows(self) -> Iterator[pa.Table]:
         """See `Following`."""
         yield self.own
-        if not self.pending:
+        if self.keys is None:
             return
         late = pa.concat_tables(self.pending)
         clocks = self.batch.plan.clocks
@@ -362,10 +365,6 @@ class Settling:
                 *(rows.select(schema.names).cast(schema) for rows in self._new),
             ]
             yield from self.correcting.made(now, pa.concat_tables(new), self.batch)
-
-
-def _with_status(rows: pa.Table, status: str) -> pa.Table:
-    return rows.filter(pc.equal(rows["status"], status))
 
 
 def validated_corrections(settings: Settings, corrections: pa.Table, batch: Batch) -> pa.Table:

@@ -30,7 +30,7 @@ from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.recovery import SinkState
 from watersmeet.core.sequence import MERGED, Tail
-from watersmeet.core.silver import OUT, in_silver
+from watersmeet.core.silver import in_silver
 from watersmeet.core.times import time_text
 from watersmeet.errors import ConfigurationError, OpenTransactionError
 from watersmeet.faults import fault_point
@@ -51,9 +51,8 @@ from watersmeet.lake.generations import (
 )
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.recovered import joined, read_back_until, rows_of_parts
+from watersmeet.lake.recovered import joined, out_rows, read_back_until, rows_of_parts
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, row_count, within
-from watersmeet.lake.tables import Table
 from watersmeet.lake.unpublished import reached, unpublished
 from watersmeet.running.bronze_table import BronzeTable, kafka_input, without_existing
 from watersmeet.running.ended import end_earlier
@@ -495,9 +494,8 @@ def _write_published(
         owner.change(tables.SILVER, application, delete)
     fault_point("beginning.known")
     schema = engine.lake.schema(tables.SILVER)
-    out = Table(tables.SILVER, OUT).rows_of({**row, "generation": number} for row in rows)
     idle = _rows_of_decisions(decided, now_ms(), number)
-    known = pa.concat_tables([in_silver(out, "out", schema), in_silver(idle, "idle", schema)])
+    known = pa.concat_tables([out_rows(rows, number, schema), in_silver(idle, "idle", schema)])
     if known.num_rows:
         owner.append(tables.SILVER, known, application)
 
