@@ -19,6 +19,7 @@ from watersmeet.faults import IN_BEGINNING, IN_RESET
 from watersmeet.lake import tables
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.location import Lake
+from watersmeet.lake.progress import last_batch
 from watersmeet.lake.table_reader import row_count
 from watersmeet.lake.tables import Table
 from watersmeet.running.owner import now_ms
@@ -107,6 +108,8 @@ def decide(life: Life, source: str, time_ms: int) -> None:
         "last"
     ][0].as_py()
     newest = read_generations(life.river.reader, life.river.settings).newest.number
+    before = last_batch(life.river.reader)
+    assert before is not None
     row = {
         "source": source,
         "topic": life.river.topic(source),
@@ -114,6 +117,7 @@ def decide(life: Life, source: str, time_ms: int) -> None:
         "after_offset": after,
         "event_time": time_ms,
         "decided_at": 1,
+        "batch": before.batch + 1,
         "generation": newest,
     }
     rows = Table(tables.IDLE_HEARTBEATS, IDLE).rows_of([row])

@@ -16,7 +16,7 @@ from watersmeet.jvm.artifacts import BROKER, SPARK, pinned
 CHECKED = [
     *["bronze_tracking"] * 4,
     *["bronze_orders"] * 4,
-    *["silver", "silver", "late", "sink", "progress"],
+    *["merged", "merged", "late", "sink", "progress"],
 ]
 """The tables in the demo's check, a line for each suite."""
 
