@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import effort
 from tests.support.lakes import OpenSpark
-from tests.support.rivers import STARTED, River, RunProcess
+from tests.support.rivers import SCHEMA, STARTED, River, RunProcess, warehouse
 from watersmeet.dev import broker
 from watersmeet.engine.session import JAVA_OPTIONS, spark_session
 
@@ -217,16 +217,23 @@ def spark_is_opened_by_its_group_alone(request: pytest.FixtureRequest) -> Iterat
 
 
 @pytest.fixture
-def on_spark(request: pytest.FixtureRequest) -> Callable[[River], River]:
+def on_spark(request: pytest.FixtureRequest) -> Iterator[Callable[[River], River]]:
     """Has a river whose engine is Spark run on the one that is there; others are left as they are,
-    and start none."""
+    and start none. A lake in a catalog need not outlive the test."""
+    schemas = list[SparkSession]()
 
     def use(river: River) -> River:
-        if river.config["engine"] == "spark":
+        if river.settings.engine == "spark":
             river.spark = request.getfixturevalue("root_session")
+        if river.spark is not None and not isinstance(river.settings.lake, str):
+            place = warehouse(river.folder)
+            river.spark.sql(f"CREATE SCHEMA spark_catalog.{SCHEMA} LOCATION '{place}'")
+            schemas.append(river.spark)
         return river
 
-    return use
+    yield use
+    for spark in schemas:
+        spark.sql(f"DROP SCHEMA spark_catalog.{SCHEMA} CASCADE")
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.commands import here
 from tests.support.configurations import settings_for
-from tests.support.rivers import CATALOG, SCHEMA, Losses, River, warehouse
+from tests.support.rivers import CATALOG, Losses, River
 from tests.support.topics import consume
 from watersmeet.engine.catalog import check_catalog
 from watersmeet.errors import ConfigurationError
@@ -89,13 +89,9 @@ def said(river: River, *words: str) -> Any:
 
 
 @pytest.fixture
-def river(root_session: SparkSession, kafka: str, tmp_path: Path) -> Iterator[River]:
+def river(on_spark: Callable[[River], River], kafka: str, tmp_path: Path) -> River:
     """In the catalog of the session that is there: a lake that need not outlive it."""
-    root_session.sql(f"CREATE SCHEMA spark_catalog.{SCHEMA} LOCATION '{warehouse(tmp_path)}'")
-    found = River.make(kafka, tmp_path, "catalog-ending", lake=CATALOG)
-    found.spark = root_session
-    yield found
-    root_session.sql(f"DROP SCHEMA spark_catalog.{SCHEMA} CASCADE")
+    return on_spark(River.make(kafka, tmp_path, "catalog-ending", lake=CATALOG))
 
 
 def finish_quickly(river: River) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.support.cases import SOURCES, keyed
 from tests.support.commands import here
 from tests.support.quality import expected, suite_file
-from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
+from tests.support.rivers import CATALOG, EMBEDDED, FOLDER, Losses, River
 from tests.support.topics import ANY_TIME, CheckedProducer, consume, create_topics, make_again
 from watersmeet.audit.show import utc
 from watersmeet.core.times import LAST_EVENT_TIME_MS, time_text
@@ -30,7 +30,9 @@ NEGATIVE = (-1, -5_000, -(2**63))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
+@pytest.mark.parametrize(
+    "lake", [EMBEDDED, FOLDER, pytest.param(CATALOG, marks=pytest.mark.nightly)]
+)
 def test_timestamps_beyond_every_calendar_stop_nothing_and_are_shown_as_out_of_range(
     kafka: str,
     tmp_path: Path,
