@@ -218,6 +218,17 @@ def test_lists_are_measured_without_their_content(either_store: Store) -> None:
         either_store.reader.lengths("bronze_tracking", [], ["nope"])
 
 
+def test_lists_of_a_view_are_measured_as_those_of_a_table(either_store: Store) -> None:
+    """Also of one that has rows of several tables, or of none that exist."""
+    reader = either_store.reader
+    assert reader.lengths("quarantine", ["source", "offset"], ["headers"]).num_rows == 0
+    either_store.create("silver")
+    rows = [silver_row(f"k{n}", status, n) for n, status in enumerate(("open", "timed_out"))]
+    either_store.add("silver", *rows, silver_row("k2", "late", 2))
+    lengths = reader.lengths("merged", ["merge_key"], ["tracking"], [[("event_time", ">", 0)]])
+    assert lengths.to_pydict() == {"merge_key": ["k1"], "tracking": [1]}
+
+
 def test_a_summary_has_a_row_for_each_group(bronze: Store) -> None:
     values = {
         "n": ("count", "*"),
@@ -545,9 +556,24 @@ def test_a_range_is_within_where_offsets_say_so_and_neighbours_share_a_term(bron
     assert not any(passes(term, 0, 2**62) for term in endless)
 
 
+@pytest.mark.promise("C26")
+@pytest.mark.parametrize("count", [2, 16, 100])
+def test_a_partition_that_lies_far_behind_lets_nothing_of_others_be_read(count: int) -> None:
+    """However many partitions share a term."""
+    far: dict[int, tuple[int, int | None]] = {p: (10**6 + p, None) for p in range(count)}
+    quiet = count // 2
+    terms = within({**far, quiet: (5, None)})
+    assert any(passes(term, quiet, 5) for term in terms)
+    for p in far.keys() - {quiet}:
+        assert not any(passes(term, p, 10**6 - 1) for term in terms), p
+    ended = within({**dict.fromkeys(far, (0, 10)), quiet: (0, 10**6)})
+    assert not any(passes(term, p, 10) for term in ended for p in far.keys() - {quiet})
+
+
 def passes(term: Sequence[tuple[str, str, Any]], partition: int, offset: int) -> bool:
     row = {"partition": partition, "offset": offset}
-    compare = {">=": lambda a, b: a >= b, "<=": lambda a, b: a <= b, "<": lambda a, b: a < b}
+    compare = {">=": lambda a, b: a >= b, "<": lambda a, b: a < b, "=": lambda a, b: a == b}
+    compare["in"] = lambda a, b: a in b
     return all(compare[operator](row[column], value) for column, operator, value in term)
 
 

@@ -119,6 +119,38 @@ def test_corrections_are_the_same_in_pieces(
     assert size == 1 or max(pieces) > 1
 
 
+@pytest.mark.promise("C26")
+@in_folders
+def test_a_batch_reads_no_corrections_of_the_past_since_a_partition_is_behind(
+    new_lake: MakeLake, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event times of one partition pass ten times as slowly."""
+    ticks, batches = 60, 6
+
+    def case(step: int) -> Case:
+        times = [time for n in range(1, ticks) for time in (step * n, step * n - 200)]
+        values = [keyed("k", time) for time in times]
+        return Case({source: [*values] for source in SOURCES}, 100, [*SOURCES] * len(values))
+
+    lake = new_lake({0: case(3000), 1: case(300)}, **corrections(), **IDS)
+    read = list[int]()
+    rows = lake.engine.reader.rows
+
+    def noting(table: str, *more: Any) -> Any:
+        found = rows(table, *more)
+        if table in (tables.LATE, tables.CORRECTIONS, tables.DUPLICATES):
+            read[-1] += found.num_rows
+        return found
+
+    monkeypatch.setattr(lake.engine.reader, "rows", noting)
+    for n in range(1, batches + 1):
+        read.append(0)
+        lake.arrive(n / batches)
+        lake.merge()
+    assert max(read) < ticks / 2, read
+    assert len(corrections_of(lake.reader)) > 2 * ticks
+
+
 @pytest.mark.parametrize("size", [1, 1000, correcting.CHUNK_BYTES])
 @in_folders_of_both
 def test_a_merge_record_has_no_more_versions_than_it_may(

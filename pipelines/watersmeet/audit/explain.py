@@ -48,6 +48,7 @@ from watersmeet.lake.table_reader import (
     VersionGoneError,
     Where,
     row_count,
+    within,
 )
 from watersmeet.settings import Settings
 
@@ -472,7 +473,7 @@ class _KeyHistory:
             ("after_offset", ">=", min(since for since, _ in ends.values()) - 1),
             ("after_offset", "<", max(until for _, until in ends.values())),
         ]
-        for _, decision in read_decisions(self.reader, self._generations[number], conditions):
+        for _, decision in read_decisions(self.reader, self._generations[number], [conditions]):
             for n, (since, until) in ends.items():
                 if since <= decision.after_offset + 1 <= until:
                     decided[n].append(decision)
@@ -566,15 +567,12 @@ class _KeyHistory:
             records += map(self._waiting, rows)
         for input_id in self.settings.inputs:
             end_offsets = self._end_offsets(input_id)
-            conditions = (
-                *self._key_conditions,
-                ("topic", "=", input_id.topic),
-                ("offset", ">=", min(end_offsets.values(), default=0)),
-            )
+            unread = within({p: (end, None) for p, end in end_offsets.items()})
             rows = self._rows_of(
                 tables.bronze(input_id.source),
                 ("topic", "partition", "offset", "event_time", *TENANT.names),
-                *conditions,
+                *self._key_conditions,
+                where=of_topic(input_id, unread if end_offsets else ()),
             )
             records += [
                 {"source": input_id.source, **_shown(row, row), **_why_unread(row)}
@@ -607,12 +605,12 @@ class _KeyHistory:
         return {**row, "reason": self._tenants.why_waiting(p, tenant, position)}
 
     def _rows_of(
-        self, table: str, names: Sequence[str], *conditions: Condition
+        self, table: str, names: Sequence[str], *conditions: Condition, where: Where = ((),)
     ) -> list[JsonObject]:
         """Return rows of a table by coordinates."""
         if not self.reader.exists(table):
             return []
-        rows = self.reader.select(table, names, [list(conditions)])
+        rows = self.reader.select(table, names, [[*conditions, *term] for term in where])
         by_coordinates = [("partition", "ascending"), ("offset", "ascending")]
         return rows.sort_by(by_coordinates).to_pylist()  # type: ignore[no-any-return]
 

@@ -55,7 +55,7 @@ from watersmeet.lake.progress import BatchVersions, batch_rows, facts_of, last_b
 from watersmeet.lake.recovered import out_rows, rows_of_parts
 from watersmeet.lake.retention_bounds import History, read_retention_bounds
 from watersmeet.lake.snapshot import Snapshot
-from watersmeet.lake.table_reader import Condition, TableReader, Where
+from watersmeet.lake.table_reader import Condition, TableReader, Where, between
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.settings import Settings
 from watersmeet.silver import Silver
@@ -381,7 +381,8 @@ def _opened(
         for input_id, offset in history.offsets.items()
     }
     own = [("partition", "in", [*begins]), *evidence.batches]
-    where: Where = [[_ALIVE, *own], [_FINISHED, ("batch", ">", min(since.values())), *own]]
+    later = between("batch", {p: (batch + 1, None) for p, batch in since.items()})
+    where: Where = [[_ALIVE, *own], *([_FINISHED, *own, *term] for term in later)]
     rows = here.read(tables.SILVER, schema.names, where, version=version)
     open_rows = partial(
         _open_at,

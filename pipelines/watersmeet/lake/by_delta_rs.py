@@ -73,14 +73,13 @@ class DeltaRsReader(TableReader):
         """See `TableReader`."""
         return self._ask(table, _Selection(columns), where, version)
 
-    def lengths(
+    def table_lengths(
         self,
         table: str,
         columns: Sequence[str],
         lists: Sequence[str],
-        where: Where = (),
-        *,
-        version: int | None = None,
+        where: Where,
+        version: int | None,
     ) -> pa.Table:
         """See `TableReader`. Few rows are unpacked at a time, and their lengths alone stay."""
         return normalise(self._ask(table, _Selection(columns, lists=lists), where, version))

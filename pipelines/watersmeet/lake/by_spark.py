@@ -89,14 +89,13 @@ class SparkReader(TableReader):
         rows = self._collect(table, version, selected)
         return rows.cast(plain_schema(rows.schema))
 
-    def lengths(
+    def table_lengths(
         self,
         table: str,
         columns: Sequence[str],
         lists: Sequence[str],
-        where: Where = (),
-        *,
-        version: int | None = None,
+        where: Where,
+        version: int | None,
     ) -> pa.Table:
         """See `TableReader`."""
         rows = self._rows(table, version, [*columns, *lists], where)

@@ -19,7 +19,7 @@ from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
-    neighbours,
+    of_like_bounds,
     sizes_of,
 )
 
@@ -141,10 +141,11 @@ def places_of(rows: pa.Table) -> Iterator[tuple[int, int]]:
 
 def _near(chunk: Chunk) -> Iterator[list[Condition]]:
     """Yield conditions that hold for a chunk's records, and perhaps for a few more."""
-    for near in neighbours(sorted(chunk.offsets)):
-        offsets = sorted(set(chain.from_iterable(chunk.offsets[p].tolist() for p in near)))
+    bounds = {p: (int(own[0]), int(own[-1])) for p, own in chunk.offsets.items()}
+    for alike in of_like_bounds(bounds):
+        offsets = sorted(set(chain.from_iterable(chunk.offsets[p].tolist() for p in alike)))
         span: list[Condition] = [
-            ("partition", "in", list(near)),
+            ("partition", "in", alike),
             ("offset", ">=", offsets[0]),
             ("offset", "<=", offsets[-1]),
         ]

@@ -13,7 +13,7 @@ from watersmeet.core.silver import IDLE
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.inputs import topic_partition
-from watersmeet.lake.table_reader import Condition, TableReader, in_portions
+from watersmeet.lake.table_reader import Condition, TableReader, Where, in_portions
 from watersmeet.lake.tables import Table
 
 Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
@@ -27,15 +27,16 @@ _ORDER = ("partition", "after_offset", "decided_at")
 
 
 def read_decisions(
-    reader: TableReader, generation: Generation, conditions: Sequence[Condition] = ()
+    reader: TableReader, generation: Generation, where: Where = ()
 ) -> Iterator[Decided]:
     """Yield the decisions of a generation that meet the conditions.
 
     Those of one topic-partition come in their order. They are read in pieces, since there is no end
     to them: memory holds `PIECE_ROWS` at a time.
     """
-    for where in _pieces(reader, [_of(generation), *conditions]):
-        yield from _decided(reader.select(tables.IDLE_HEARTBEATS, [*_ROW], [where]))
+    of_these = [[_of(generation), *term] for term in where or [()]]
+    for piece in _pieces(reader, of_these):
+        yield from _decided(reader.select(tables.IDLE_HEARTBEATS, [*_ROW], piece))
 
 
 def last_decisions(
@@ -75,7 +76,7 @@ def _of(generation: Generation) -> Condition:
     return ("generation", "=", generation.number)
 
 
-def _pieces(reader: TableReader, where: list[Condition]) -> Iterator[list[Condition]]:
+def _pieces(reader: TableReader, where: Where) -> Iterator[Where]:
     """Yield conditions for parts of these rows, in their order, each with `PIECE_ROWS` at most.
 
     A decision is in one of them, with all its rows.
@@ -83,7 +84,7 @@ def _pieces(reader: TableReader, where: list[Condition]) -> Iterator[list[Condit
     values = {"rows": ("count", "*")}
     for name in _ORDER:
         values |= {f"first {name}": ("min", name), f"last {name}": ("max", name)}
-    [found] = reader.summary(tables.IDLE_HEARTBEATS, [], values, [where]).to_pylist()
+    [found] = reader.summary(tables.IDLE_HEARTBEATS, [], values, where).to_pylist()
     if not found["rows"]:
         return
     bounds = {name: (found[f"first {name}"], found[f"last {name}"]) for name in _ORDER}
@@ -92,8 +93,8 @@ def _pieces(reader: TableReader, where: list[Condition]) -> Iterator[list[Condit
         yield where
         return
     middle = sum(bounds[column]) // 2
-    yield from _pieces(reader, [*where, (column, "<=", middle)])
-    yield from _pieces(reader, [*where, (column, ">", middle)])
+    for half in (column, "<=", middle), (column, ">", middle):
+        yield from _pieces(reader, [[*term, half] for term in where])
 
 
 def _decided(rows: pa.Table) -> Iterator[Decided]:

@@ -17,7 +17,7 @@ from watersmeet.core.reading import FORGOTTEN
 from watersmeet.core.repeated import ID
 from watersmeet.lake import tables
 from watersmeet.lake.inputs import of_input
-from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.table_reader import TableReader, within
 
 
 def read_erased(
@@ -29,14 +29,13 @@ def read_erased(
     """
     if not reader.exists(tables.ERASED):
         return {}
-    first = min(since.values(), default=0)
-    where = of_input(input_id, [[("offset", ">=", first)]])
+    where = of_input(input_id, within({p: (offset, None) for p, offset in since.items()}))
     places = reader.select(tables.ERASED, ["partition", "offset"], where)
     offsets = int64s(places["offset"])
     erased: dict[int, Int64s] = {}
     for p, rows in groups(int64s(places["partition"])).items():
         partition_offsets = np.unique(offsets[rows])
-        later = partition_offsets[partition_offsets >= since.get(p, 0)]
+        later = partition_offsets[partition_offsets >= since[p]]
         if len(later):
             erased[p] = later
     return erased

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from watersmeet.core.sequence import Place, Sequence, Tail
-from watersmeet.lake.table_reader import Condition, Where, lexicographic, neighbours
+from watersmeet.lake.table_reader import Condition, Where, between, lexicographic
 
 
 def with_message(sequence: Sequence) -> list[Condition]:
@@ -37,12 +37,13 @@ def may_be_beyond(
 
     All rows that do meet it. It has few terms, however many partitions there are.
     """
-    since = {p: tails[p].place[0] if p in tails else -1 for p in partitions}
-    terms: Where = [
-        [("partition", "in", sorted(near)), (sequence.clock, ">=", min(since[p] for p in near))]
-        for near in neighbours(sorted(since, key=since.__getitem__))
-    ]
-    return terms or [[("partition", "in", [])]]
+    since = {p: clock_of(tails[p].place) if p in tails else -1 for p in partitions}
+    return between(sequence.clock, {p: (clock, None) for p, clock in since.items()})
+
+
+def clock_of(place: Place) -> int:
+    """Return the time (ms) with which a place begins, of the clock that closed its row."""
+    return int(place[0])
 
 
 def _beside(sequence: Sequence, place: Place, operator: str) -> Where:

@@ -9,7 +9,7 @@ earlier generations.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,11 +24,12 @@ from watersmeet.core.silver import OUT, in_silver
 from watersmeet.lake import tables
 from watersmeet.lake.chunks import records_at, sizes_at
 from watersmeet.lake.generations import Generation
-from watersmeet.lake.inputs import of_topic, topic_partition
+from watersmeet.lake.inputs import of_input, of_topic, topic_partition
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
     Where,
+    between,
     by_partition,
     row_count,
     within,
@@ -136,15 +137,15 @@ def parts_of_messages(
     """
     if not generation.number or not ranges:
         return
-    terms: list[Condition] = [
-        _OUT,
-        ("generation", "=", generation.number),
-        ("until_offset", "is not null", None),
-    ]
-    terms.append(("until_offset", ">", min(since for since, _ in ranges.values())))
-    for row in reader.select(
-        tables.SILVER, ["source", "topic", "partition", "from_offset", "until_offset"], [terms]
-    ).to_pylist():
+    where = list[Sequence[Condition]]()
+    for input_id in sorted({tp.input for tp in ranges}):
+        own = {
+            tp.partition: (at + 1, None) for tp, (at, _) in ranges.items() if tp.input == input_id
+        }
+        behind = of_input(input_id, between("until_offset", own))
+        where += [[_OUT, ("generation", "=", generation.number), *term] for term in behind]
+    names = ["source", "topic", "partition", "from_offset", "until_offset"]
+    for row in reader.select(tables.SILVER, names, where).to_pylist():
         tp = topic_partition(row)
         since, until = ranges.get(tp, (0, 0))
         since = max(since, row["from_offset"])

@@ -102,20 +102,19 @@ class Snapshot(TableReader):
             table, version, lambda at: self._reader.table_rows(table, columns, where, at)
         )
 
-    def lengths(
+    def table_lengths(
         self,
         table: str,
         columns: Sequence[str],
         lists: Sequence[str],
-        where: Where = (),
-        *,
-        version: int | None = None,
+        where: Where,
+        version: int | None,
     ) -> pa.Table:
         """See `TableReader`."""
         return self._at_moment(
             table,
             version,
-            lambda at: self._reader.lengths(table, columns, lists, where, version=at),
+            lambda at: self._reader.table_lengths(table, columns, lists, where, at),
         )
 
     def table_summary(

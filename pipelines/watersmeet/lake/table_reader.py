@@ -6,9 +6,8 @@ Spark for all others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -54,6 +53,9 @@ With a term for each of hundreds of partitions, a condition takes longer to plan
 
 PARTITIONS_PER_QUESTION: Final = 64
 """Maximum number of partitions in one query where each needs a term of its own."""
+
+_FIRST, _END = -(2**63), 2**63
+"""Bounds in place of none."""
 
 _SEVERAL: Final = 20
 """Number of commits to read where the last one does not answer."""
@@ -213,6 +215,27 @@ class TableReader(Histories, Protocol):
         """Return columns of exactly the rows that meet the conditions, and beside them how many
         elements columns with `lists` have there, without their content; 0 for a null.
         """
+        view = self.views.get(table)
+        if view is None:
+            return self.table_lengths(table, columns, lists, where, version)
+        kinds = normalise(view.schema.empty_table().select(columns)).schema
+        sizes = [pa.field(name, pa.int64()) for name in lists]
+        parts = [pa.schema([*kinds, *sizes]).empty_table()]
+        for part, part_where in self._parts(view, where):
+            names = [name for name in columns if name not in part.constants]
+            rows = self.table_lengths(part.table, names, lists, part_where, version)
+            parts.append(_with_constants(rows, part, columns).select([*columns, *lists]))
+        return pa.concat_tables(parts)
+
+    def table_lengths(
+        self,
+        table: str,
+        columns: Sequence[str],
+        lists: Sequence[str],
+        where: Where,
+        version: int | None,
+    ) -> pa.Table:
+        """Return what `lengths` returns for a table, which is no view."""
 
     def version(self, table: str) -> int:
         """Return the number of the last commit."""
@@ -289,24 +312,53 @@ def restored_to(operation: str | None, parameters: Mapping[str, Any] | None) -> 
     return int(version) if version.isdigit() else -1
 
 
-def within(ranges: Mapping[int, tuple[int, int | None]]) -> Where:
-    """Return the condition for offsets `[from, until)` of each partition (until None: no end).
+Bounds: TypeAlias = Mapping[int, tuple[int | None, int | None]]
+"""By partition, a range `[from, until)` (None: no bound)."""
+
+
+def within(ranges: Bounds) -> Where:
+    """Return the condition for offsets `[from, until)` of each partition (see `between`)."""
+    return between("offset", ranges)
+
+
+def between(column: str, bounds: Bounds) -> Where:
+    """Return the condition for rows whose value is in `[from, until)` of their partition.
 
     Partitions not named are outside; without any, no row matches. With more than 16 partitions,
-    neighbours share a term and more rows may match: filter exactly afterwards.
+    those with like bounds share a term and more rows may match: filter exactly afterwards.
     """
-    if not ranges:
+    if not bounds:
         return [[("partition", "in", [])]]
     terms = []
-    for near in neighbours(sorted(ranges)):
-        term: list[tuple[str, str, Any]] = [
-            ("partition", ">=", near[0]),
-            ("partition", "<=", near[-1]),
-        ]
-        term.append(("offset", ">=", min(ranges[p][0] for p in near)))
-        untils = [until for p in near if (until := ranges[p][1]) is not None]
-        terms.append([*term, ("offset", "<", max(untils))] if len(untils) == len(near) else term)
+    for alike in of_like_bounds(bounds):
+        froms, untils = zip(*(bounds[p] for p in alike), strict=True)
+        is_one = len(alike) == 1
+        term: list[Condition] = [("partition", *(("=", alike[0]) if is_one else ("in", alike)))]
+        if None not in froms:
+            term.append((column, ">=", min(froms)))
+        if None not in untils:
+            term.append((column, "<", max(untils)))
+        terms.append(term)
     return terms
+
+
+def of_like_bounds(bounds: Bounds) -> list[list[int]]:
+    """Return partitions in groups that share a term: at most `MAX_TERMS`, cut where bounds differ
+    most. So one that lies far behind is alone.
+    """
+
+    def ends(partition: int) -> tuple[int, int]:
+        first, until = bounds[partition]
+        return _FIRST if first is None else first, _END if until is None else until
+
+    partitions = sorted(bounds, key=lambda p: (ends(p), p))
+    gaps = [
+        abs(ends(one)[0] - ends(other)[0]) + abs(ends(one)[1] - ends(other)[1])
+        for one, other in pairwise(partitions)
+    ]
+    widest = sorted(range(len(gaps)), key=lambda n: -gaps[n])[: MAX_TERMS - 1]
+    cuts = [0, *sorted(n + 1 for n in widest), len(partitions)]
+    return [partitions[begin:end] for begin, end in pairwise(cuts)]
 
 
 def lexicographic(columns: Sequence[str], values: Sequence[Any], operator: str) -> Where:
@@ -317,12 +369,6 @@ def lexicographic(columns: Sequence[str], values: Sequence[Any], operator: str) 
     same = [(column, "=", value) for column, value in zip(columns, values, strict=True)]
     operators = [operator.rstrip("=")] * (len(columns) - 1) + [operator]
     return [[*same[:i], (columns[i], operators[i], values[i])] for i in range(len(columns))]
-
-
-def neighbours(partitions: Sequence[int]) -> list[Sequence[int]]:
-    """Return sorted partitions in groups that share a term: at most `MAX_TERMS` groups."""
-    size = max(1, math.ceil(len(partitions) / MAX_TERMS))
-    return [partitions[i : i + size] for i in range(0, len(partitions), size)]
 
 
 def in_portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:

@@ -18,7 +18,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.inputs import first_offsets, of_topic
 from watersmeet.lake.recovered import MESSAGES, has_messages
-from watersmeet.lake.table_reader import Where, by_partition, neighbours, within
+from watersmeet.lake.table_reader import Where, between, by_partition, within
 from watersmeet.running.merge_functions import MergeInputs, counts_of
 from watersmeet.running.planning import Planner
 from watersmeet.settings import Settings
@@ -173,11 +173,8 @@ class BatchRows:
         for (partition, _), clock in clocks.tenant_clocks().items():
             latest[partition] = max(clock, latest.get(partition, clock))
         changing = [[*term, ("merge_key", "in", sorted(keys))] for term in unfinished.every]
-        for near in neighbours(sorted(latest)):
-            is_in = [("partition", ">=", near[0]), ("partition", "<=", near[-1])]
-            is_over = ("due", "<", max(latest[partition] for partition in near))
-            changing.append([("status", "=", "open"), *is_in, is_over])
-        return changing
+        over = between("due", {p: (None, clock) for p, clock in latest.items()})
+        return [*changing, *([("status", "=", "open"), *term] for term in over if latest)]
 
     def _keys(self, plan: BatchPlan) -> set[str]:
         """Return the keys of a batch's records."""

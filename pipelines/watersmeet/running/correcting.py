@@ -24,6 +24,7 @@ from watersmeet.core.columns import (
     Booleans,
     Int64s,
     cuts,
+    groups,
     int64s,
     lengths,
     looked_up,
@@ -51,9 +52,10 @@ from watersmeet.lake.generations import Generation
 from watersmeet.lake.table_reader import (
     MAX_TERMS,
     ROW_BYTES,
+    Bounds,
     Condition,
     Where,
-    neighbours,
+    between,
     sizes_of,
 )
 from watersmeet.running.batch_rows import MAX_KEYS
@@ -128,52 +130,29 @@ class Correcting:
         """Return columns of the late records that may not be settled at some clocks (ms), and are
         at others, where these are given.
 
-        Partitions that are near one another share a condition.
         """
-        partitions = range(1 + max(tp.partition for tp in self.generation.begin))
-        parts = [_LATE.select(columns)]
-        for near in neighbours([p for p in partitions if not after or p in after]):
-            floors = {
-                p: unsettled_from(self._epochs, before[p]) if p in before else NULL_TIME
-                for p in near
-            }
-            lowest = min(floors.values())
-            terms: list[Condition] = [
-                ("generation", "=", self.generation.number),
-                ("partition", ">=", near[0]),
-                ("partition", "<=", near[-1]),
-                ("u", ">=", lowest) if lowest != NULL_TIME else ("u", "is not null", None),
-            ]
-            if after:
-                terms.append(("u", "<", max(after[p] for p in near)))
-            rows = self.engine.reader.rows(tables.LATE, columns, [terms])
-            u = times_ms(rows["u"])
-            of_rows = int64s(rows["partition"])
-            is_unsettled: Booleans = u >= looked_up(of_rows, floors, MAX_TIME)
-            if after:
-                is_unsettled &= u < looked_up(of_rows, after, NULL_TIME)
-            parts.append(rows.filter(pa.array(is_unsettled)))
-        return pa.concat_tables(parts)
+        partitions = {tp.partition for tp in self.generation.begin}
+        floors = {p: unsettled_from(self._epochs, clock) for p, clock in before.items()}
+        bounds = {p: (floors.get(p), after.get(p)) for p in partitions if not after or p in after}
+        rows = self.engine.reader.rows(tables.LATE, columns, self._of_generation("u", bounds))
+        u = times_ms(rows["u"])
+        of_rows = int64s(rows["partition"])
+        is_unsettled: Booleans = u >= looked_up(of_rows, floors, NULL_TIME)
+        if after:
+            is_unsettled &= u < looked_up(of_rows, after, NULL_TIME)
+        return rows.filter(pa.array(is_unsettled))
 
     def _not_behind(self, late: pa.Table) -> pa.Table:
         """Return the late records that no batch has settled."""
         if not late.num_rows:
             return late
-        of_these = self._of_generation(late)
-        times = times_ms(late["event_time"])
-        u = times_ms(late["u"])
         behind = [
-            self.engine.reader.rows(table, _PLACE, [[*of_these, *terms]])
-            for table, terms in (
-                (tables.CORRECTIONS, [("u", ">=", int(u.min())), ("u", "<=", int(u.max()))]),
-                (
-                    tables.DUPLICATES,
-                    [
-                        ("is_late", "=", True),
-                        ("event_time", ">=", int(times.min())),
-                        ("event_time", "<=", int(times.max())),
-                    ],
-                ),
+            self.engine.reader.rows(
+                table, _PLACE, self._of_generation(column, _bounds(late, column), *conditions)
+            )
+            for table, column, conditions in (
+                (tables.CORRECTIONS, "u", ()),
+                (tables.DUPLICATES, "event_time", (("is_late", "=", True),)),
             )
         ]
         return without(late, *behind)
@@ -226,26 +205,27 @@ class Correcting:
         if not late.num_rows:
             return self.engine.lake.schema(view).empty_table().select(columns)
         offsets = sorted(set(late["offset"].to_pylist()))
-        u = times_ms(late["u"])
-        where: list[Condition] = [
-            *self._of_generation(late),
+        of_these: list[Condition] = [
             ("offset", ">=", offsets[0]),
             ("offset", "<=", offsets[-1]),
             ("offset", "in", offsets),
-            ("u", ">=", int(u.min())),
-            ("u", "<=", int(u.max())),
         ]
-        rows = self.engine.reader.rows(view, columns, [where])
+        where = self._of_generation("u", _bounds(late, "u"), *of_these)
+        rows = self.engine.reader.rows(view, columns, where)
         if new is not None:
             of_batch = with_status(new, "late").select(columns)
             rows = pa.concat_tables([rows, of_batch.cast(rows.schema)])
         numbers = {place: n for n, place in enumerate(_places(rows))}
         return rows.take(pa.array([numbers[place] for place in _places(late)], pa.int64()))
 
-    def _of_generation(self, rows: pa.Table) -> list[Condition]:
-        """Return the condition for rows of this generation in the partitions of others."""
-        partitions = sorted(pc.unique(rows["partition"]).to_pylist())
-        return [("generation", "=", self.generation.number), ("partition", "in", partitions)]
+    def _of_generation(self, column: str, bounds: Bounds, *conditions: Condition) -> Where:
+        """Return the condition for rows of this generation with a time in `[from, until)` of their
+        partition (see `between`), which meet further conditions.
+        """
+        of_these = [("generation", "=", self.generation.number), *conditions]
+        return [
+            [*of_these, (column, "is not null", None), *term] for term in between(column, bounds)
+        ]
 
     def _rules(self, late: pa.Table) -> LateRules:
         """Return the rules of the epoch in which each of these was late."""
@@ -284,8 +264,11 @@ class Correcting:
         """Return columns of the finished merge records, or of the corrections, that have the keys
         of late records, begin in one of these spans, and meet further conditions.
         """
-        of_these = [*self._of_generation(late), *conditions]
-        of_these.append(("merge_key", "in", sorted(pc.unique(late["merge_key"]).to_pylist())))
+        of_these = [("generation", "=", self.generation.number), *conditions]
+        of_these += [
+            (name, "in", sorted(pc.unique(late[name]).to_pylist()))
+            for name in ("partition", "merge_key")
+        ]
         if table == tables.SILVER:
             of_these.append(("status", "=", "timed_out"))
         where: Where = [
@@ -382,6 +365,15 @@ def validated_corrections(settings: Settings, corrections: pa.Table, batch: Batc
     checked = expressions.validated(rows)
     expressions.warn_of(checked)
     return with_validity(corrections, checked["invalid_reason"].to_pylist())
+
+
+def _bounds(rows: pa.Table, column: str) -> dict[int, tuple[int, int]]:
+    """Return, by partition, the range `[from, until)` of the times (ms) of rows."""
+    times = times_ms(rows[column])
+    return {
+        p: (int(times[numbers].min()), int(times[numbers].max()) + 1)
+        for p, numbers in groups(int64s(rows["partition"])).items()
+    }
 
 
 def without(late: pa.Table, *behind: pa.Table) -> pa.Table:

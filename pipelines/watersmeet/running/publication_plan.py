@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -13,13 +13,13 @@ import pyarrow as pa
 from watersmeet.core.columns import Booleans, Int64s, cuts, groups, int64s, looked_up
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.sequence import Place, Sequence, Tail
-from watersmeet.lake.order import after, beyond, may_be_beyond, up_to, with_message
+from watersmeet.lake.order import after, beyond, clock_of, may_be_beyond, up_to, with_message
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
     Where,
+    between,
     in_portions,
-    neighbours,
     sizes_of,
 )
 
@@ -114,21 +114,16 @@ class Unpublished:
         """Return the condition for a chunk's rows, which a few more may meet where it has several
         partitions."""
         if len(chunk) > 1:
-            return [
-                [*self._finished, ("partition", "in", sorted(near)), *self._times(chunk, near)]
-                for near in neighbours(sorted(chunk, key=lambda p: chunk[p].until))
-            ]
+            bounds = {
+                p: (clock_of(span.after) if span.after else None, clock_of(span.until) + 1)
+                for p, span in chunk.items()
+            }
+            return [[*self._finished, *term] for term in between(self.sequence.clock, bounds)]
         [(partition, span)] = chunk.items()
         begins = [[]] if span.after is None else after(self.sequence, span.after)
         ends = up_to(self.sequence, span.until)
         here: list[Condition] = [*self._finished, ("partition", "=", partition)]
         return [[*here, *begin, *end] for begin in begins for end in ends]
-
-    def _times(self, chunk: Mapping[int, Range], partitions: Iterable[int]) -> list[Condition]:
-        spans = [chunk[p] for p in partitions]
-        first = min(0 if span.after is None else span.after[0] for span in spans)
-        clock = self.sequence.clock
-        return [(clock, ">=", first), (clock, "<=", max(span.until[0] for span in spans))]
 
     @property
     def _finished(self) -> list[Condition]:
@@ -139,15 +134,16 @@ class Unpublished:
         """Return the rows that sort after the tails, up to the clocks."""
         where = may_be_beyond(self.sequence, self.tails, range(self.partitions))
         rows = self._select(where)
-        last = looked_up(rows.partitions, {p: _clock(t) for p, t in self.tails.items()}, -1)
+        last = looked_up(rows.partitions, {p: clock_of(t.place) for p, t in self.tails.items()}, -1)
         tied = np.unique(rows.partitions[rows.times == last]).tolist()
         rows = rows.where(rows.times > last)
         # Only a failure leaves rows of the tail's own time behind, since all of one time are
         # published together.
         ties: Where = [
-            [("partition", "=", p), (self.sequence.clock, "=", _clock(self.tails[p])), *term]
-            for p in tied
-            for term in beyond(self.sequence, self.tails[p])
+            [("partition", "=", p), (self.sequence.clock, "=", clock_of(tail.place)), *term]
+            for p, tail in self.tails.items()
+            if p in tied
+            for term in beyond(self.sequence, tail)
         ]
         for portion in in_portions(ties):
             rows = rows.with_rows(self._select(portion))
@@ -243,10 +239,6 @@ class _Chunking:
             last = sequence.places(rows.slice(end - 1, 1))[0]
             yield Range(place, last)
             place = last
-
-
-def _clock(tail: Tail) -> int:
-    return int(tail.place[0])
 
 
 def _first(times: Int64s, count: int) -> Int64s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,8 +22,8 @@ from watersmeet.lake.decisions import first_decided, last_decisions, read_decisi
 from watersmeet.lake.epochs import Epochs
 from watersmeet.lake.fingerprints import Fingerprints, read_fingerprints
 from watersmeet.lake.generations import Generation, Generations
-from watersmeet.lake.inputs import first_offsets
-from watersmeet.lake.table_reader import Condition, TableReader
+from watersmeet.lake.inputs import first_offsets, of_input
+from watersmeet.lake.table_reader import Condition, TableReader, between
 from watersmeet.settings import Settings
 
 log = logging.getLogger("watersmeet.gold")
@@ -107,12 +107,12 @@ class RecoveryHeaders:
             for p, offsets in min_offsets.items()
             for input_id, offset in offsets.items()
         }
-        conditions: list[Condition] = [
-            ("partition", "in", sorted(min_offsets)),
-            ("after_offset", ">=", min(after.values(), default=0)),
-        ]
+        where = list[Sequence[Condition]]()
+        for input_id in self.settings.inputs:
+            since = {tp.partition: (at, None) for tp, at in after.items() if tp.input == input_id}
+            where += of_input(input_id, between("after_offset", since))
         decisions: dict[TopicPartition, HeaderDecisions] = {}
-        for tp, decision in read_decisions(self.reader, generation, conditions):
+        for tp, decision in read_decisions(self.reader, generation, where):
             if decision.after_offset >= after[tp]:
                 own = decisions.setdefault(tp, HeaderDecisions(close_times[tp.partition]))
                 own.add(decision)
