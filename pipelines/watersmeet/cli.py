@@ -550,9 +550,9 @@ def reset(
     """Continue reading somewhere else, with fresh state; says first what would be skipped or read
     again; changes data with --yes."""
     from watersmeet.run import LAYERS, Run
+    from watersmeet.running.beginnings import read_last_published
     from watersmeet.running.generations import Jump, targets_of
     from watersmeet.running.owner import Owner
-    from watersmeet.running.taking_up import read_last_published
 
     settings = load_settings(config)
     target = parse_target(to)

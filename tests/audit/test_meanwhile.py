@@ -32,9 +32,9 @@ from watersmeet.lake.table_reader import TableReader
 from watersmeet.operations.forget import Forgetting
 from watersmeet.operations.retention import expire
 from watersmeet.run import LAYERS
+from watersmeet.running.beginnings import read_last_messages
 from watersmeet.running.generations import Jump, Target
 from watersmeet.running.owner import Owner
-from watersmeet.running.taking_up import read_last_messages
 from watersmeet.settings import Settings
 from watersmeet.silver import Silver
 

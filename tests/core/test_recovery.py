@@ -11,25 +11,31 @@ from tests.support.cases import SOURCES, rules_of
 from tests.support.inputs import record_of
 from tests.support.recoveries import idle_header
 from tests.support.sequences import by_key, merged_tail, published
+from watersmeet.core.headers import MAX_HEADER_BYTES
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.model import LateRecord, PartitionMerge, Record
 from watersmeet.core.recovery import (
     CloseTimeRange,
     NotToldError,
+    Origin,
     SinkState,
     encode_idle,
     encode_min_offsets,
+    life_headers,
     min_offset,
     parse_idle,
     parse_min_offsets,
+    parse_origins,
     parse_rules,
     recovery_headers,
     sink_state,
 )
 from watersmeet.core.sequence import (
+    CORRECTED_IN,
+    FROM,
     IDLE,
     IDLE_PACKED,
-    LIVED,
+    LIFE,
     MIN_OFFSETS,
     NO_RECOVERY,
     RULES,
@@ -300,7 +306,7 @@ def plain(event_time: int, key: str) -> Message:
 def telling(
     event_time: int, key: str, begin: Mapping[str, int], **idle: list[IdleDecision]
 ) -> Message:
-    return said(event_time, key), dict(recovery_headers(begin, idle, [RULE], is_lived=False))
+    return said(event_time, key), dict(recovery_headers(begin, idle, [RULE]))
 
 
 def backwards(*messages: Message) -> Iterator[Message]:
@@ -390,7 +396,7 @@ def test_a_sink_that_says_nowhere_where_to_begin_is_read_whole() -> None:
 
 def test_the_rules_are_those_of_the_message_that_says_where_to_begin() -> None:
     first, last = (
-        dict(recovery_headers(BEGIN, {}, rules, is_lived=False))
+        dict(recovery_headers(BEGIN, {}, rules))
         for rules in (["0000000a"], ["0000000c", "0000000b"])
     )
     assert last[RULES] == b"0000000b,0000000c"
@@ -403,14 +409,44 @@ def test_the_rules_are_those_of_the_message_that_says_where_to_begin() -> None:
 
 def test_a_message_of_an_earlier_version_names_no_rules() -> None:
     state = sink_state([(said(300, "a"), {MIN_OFFSETS: encode_min_offsets(BEGIN)})], TIMEOUT)
-    assert (state.begin, state.rules, state.is_lived) == (BEGIN, frozenset(), False)
+    assert (state.begin, state.rules) == (BEGIN, frozenset())
+    assert (state.origins, state.life, state.corrected_in) == ({}, "", "")
 
 
-@pytest.mark.parametrize("is_lived", [False, True])
-def test_a_message_says_whether_its_lake_has_more_behind_it_than_records(is_lived: bool) -> None:
-    headers = dict(recovery_headers(BEGIN, {}, [RULE], is_lived=is_lived))
-    assert headers.get(LIVED) == (b"true" if is_lived else None)
-    assert sink_state([(said(300, "a"), headers)], TIMEOUT).is_lived == is_lived
+ORIGINS = {"tracking": Origin("a.1", 7), "orders": Origin("-b.2", 0)}
+LIFE_HEADERS = life_headers("0123abcd", ORIGINS, "late ones")
+
+
+def test_a_message_says_what_it_was_made_of_and_whose_it_is() -> None:
+    assert [name for name, _ in LIFE_HEADERS] == [FROM, LIFE, CORRECTED_IN]
+    headers = dict(recovery_headers(BEGIN, {}, [RULE], LIFE_HEADERS))
+    state = sink_state([(said(300, "a"), headers)], TIMEOUT)
+    assert (state.origins, state.life, state.corrected_in) == (ORIGINS, "0123abcd", "late ones")
+
+
+def test_what_is_not_known_of_a_life_has_no_header() -> None:
+    assert life_headers("") == []
+    assert life_headers("0123abcd") == [(LIFE, b"0123abcd")]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        b"",
+        b"[]",
+        b'{"a":1}',
+        b'{"a":["x"]}',
+        b'{"a":["x",1,2]}',
+        b'{"a":["x",-1]}',
+        b'{"a":["x",true]}',
+        b'{"a":[1,1]}',
+        b'{"a":["' + b"x" * MAX_HEADER_BYTES + b'",1]}',
+    ],
+)
+def test_what_is_no_from_is_refused(header: bytes | None) -> None:
+    with pytest.raises(ValueError, match=FROM):
+        parse_origins(header)
 
 
 def test_decisions_that_are_long_are_told_compressed_and_too_many_say_that_they_are_not_told() -> (
@@ -428,16 +464,16 @@ def test_decisions_that_are_long_are_told_compressed_and_too_many_say_that_they_
                 BEGIN,
                 {"orders": [IdleDecision(2, 1_800_000_000_000, of_all)]},
                 [RULE],
-                is_lived=True,
+                LIFE_HEADERS,
             )
         )
 
-    assert list(told(10)) == [MIN_OFFSETS, IDLE, RULES, LIVED]
+    assert list(told(10)) == [MIN_OFFSETS, IDLE, RULES, *dict(LIFE_HEADERS)]
     packed = told(1000)
-    assert list(packed) == [MIN_OFFSETS, IDLE_PACKED, RULES, LIVED]
+    assert list(packed) == [MIN_OFFSETS, IDLE_PACKED, RULES, *dict(LIFE_HEADERS)]
     [decision] = sink_state([(said(300, "a"), packed)], TIMEOUT).decisions["orders"]
     assert len(decision.tenant_times) == 1000
-    assert list(told(40_000)) == [NO_RECOVERY, LIVED], "that it has lived is known all the same"
+    assert list(told(40_000)) == [NO_RECOVERY]
     with pytest.raises(NotToldError):
         sink_state([(said(300, "a"), told(40_000))], TIMEOUT)
 

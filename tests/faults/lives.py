@@ -356,9 +356,7 @@ class Fate(Life):
     def take_advice(self, said: str) -> None:
         if former := re.search(r"made by other rules \(([0-9a-f]+)\)", said):
             self._begin_with(self.rules[former[1]])
-        elif "start at `sink`, or publish to another topic" in said and self._toss("sink"):
-            self.configure("kafka.start", "sink")
-        elif "publish to another topic" in said:
+        elif "publish to topics with other names" in said:
             self.new_sink()
         elif "`watersmeet evolve --apply` records it" in said or CUT_SHORT in said:
             self.follow("evolve", "--apply")
@@ -845,11 +843,8 @@ def _set_keep(life: Fate) -> None:
 
 
 def lost_sink(life: Fate) -> None:
+    """Where retention has deleted what the sink would have to say, the lake begins elsewhere."""
     _lose(life, "sink")
-
-
-def lost_earliest(life: Fate) -> None:
-    _lose(life, "earliest")
 
 
 def lost_elsewhere(life: Fate) -> None:
@@ -859,16 +854,6 @@ def lost_elsewhere(life: Fate) -> None:
 
 
 def _lose(life: Fate, start: str) -> None:
-    if not life.messages():
-        _empty(life, life.corrections_topic)
-        life.deleted.clear()
-        life.read_again()
-    elif life.corrections_topic is not None and not messages_in(
-        life.river.kafka, life.corrections_topic, life.river.partitions
-    ):
-        life.deleted.pop(life.corrections_topic, None)
-    if start == "earliest":
-        life.read_again()
     life.forgotten.clear()
     life.lose(start)
     life.run()
@@ -921,7 +906,7 @@ EVENTS: dict[str, Callable[[Fate], None]] = {
             evolve_within,
         ),
         *(reset_forth, reset_back, redrive, forget, keep),
-        *(lost_sink, lost_earliest, lost_elsewhere, emptied, replaced, other_engine),
+        *(lost_sink, lost_elsewhere, emptied, replaced, other_engine),
     )
 }
 

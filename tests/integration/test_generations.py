@@ -164,28 +164,6 @@ def test_a_redriven_record_and_the_refused_one_are_never_both_merged(
 
 
 @pytest.mark.promise("B121")
-@pytest.mark.parametrize("what", ["timeout", "idle"])
-def test_a_lake_with_more_behind_it_than_its_records_does_not_begin_at_the_earliest_over_its_sink(
-    kafka: str, tmp_path: Path, what: str
-) -> None:
-    life = Life.make(kafka, tmp_path)
-    fed(life)
-    if what == "timeout":
-        life.evolve("merge.timeout", "50ms")
-    else:
-        decide(life, "orders", 2000)
-        life.send("tracking", (None, 2000))
-    fed(life, 3000)
-    life.lose("earliest")
-    said = life.call("run", "--once", exit_code=2)
-    assert "start at `sink`, or publish to another topic" in said
-    new_sink(life)
-    life.run()
-    assert set(life.numbers().values()) == {1}
-    life.check()
-
-
-@pytest.mark.promise("B121")
 @pytest.mark.parametrize(
     ("path", "value"),
     first_then_nightly([("sources.tracking.key", ["id", "k"]), ("merge.max_future", "1d")]),

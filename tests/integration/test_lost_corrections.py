@@ -20,7 +20,6 @@ from tests.support.correction_topic import (
     numbers_in,
     versions,
 )
-from tests.support.effort import first_then_nightly
 from tests.support.lives import KilledError, Life, messages_in
 from tests.support.topics import create_topics
 from watersmeet.core.sequence import CORRECTED, MERGED, Sequence
@@ -70,8 +69,7 @@ class CorrectedLife(Life):
         return numbers
 
 
-@pytest.mark.parametrize("start", first_then_nightly(["sink", "earliest"]))
-def test_corrections_go_on_after_the_loss_of_a_lake(kafka: str, tmp_path: Path, start: str) -> None:
+def test_corrections_go_on_after_the_loss_of_a_lake(kafka: str, tmp_path: Path) -> None:
     """Some late records were corrected before, some wait to be, and some come later, for the same
     merge records and for others."""
     life = CorrectedLife.begin(kafka, tmp_path)
@@ -84,7 +82,7 @@ def test_corrections_go_on_after_the_loss_of_a_lake(kafka: str, tmp_path: Path, 
     numbers += life.both(("d", 1150))
     numbers += life.send("tracking", ("b", 60))
     life.run()
-    life.lose(start)
+    life.lose()
     life.run()
     assert life.corrections() == before
     numbers += life.correct(2000, ("a", 150), ("c", 20), ("d", 1160))

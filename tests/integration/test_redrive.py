@@ -160,6 +160,7 @@ def test_no_record_is_sent_twice_before_or_after_it_was_read_or_passed_over_or_t
         "read; and two that are new"
     )
     shutil.rmtree(river.folder / "lake")
+    river.config["publish"]["topic"] += "-anew"
     river.finish()
     assert counts(redrive(river)) == {"tracking": (5, 5, 5), "orders": (2, 2, 2)}, (
         "the lake was lost"

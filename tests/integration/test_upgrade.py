@@ -56,7 +56,7 @@ def test_a_lake_of_an_earlier_layout_is_refused_and_its_sink_goes_on(
         river.config["lake"] = str(tmp_path / "new lake")
         river.config["kafka"]["start"] = "sink"
         if layout < FIRST_WITH_RULES:
-            refuses(river, "did not say by which rules", "publish to another topic")
+            refuses(river, "did not say by which rules", "publish to topics with other names")
             river.config["publish"]["topic"] += "-anew"
             del river.config["kafka"]["start"]
         river.write()

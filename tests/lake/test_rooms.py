@@ -77,7 +77,7 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "decided_at TIMESTAMP, tenant STRING, batch BIGINT, generation INT",
         "generations": "generation INT, from_batch BIGINT, source STRING, topic STRING, partition "
         "INT, start_offset BIGINT, "
-        "kind STRING, decided_at TIMESTAMP, reason STRING, epoch INT, is_lived BOOLEAN, seq "
+        "kind STRING, decided_at TIMESTAMP, reason STRING, epoch INT, life STRING, seq "
         "BIGINT, event_time TIMESTAMP, "
         "merge_key STRING, due TIMESTAMP, closed_at TIMESTAMP, tenant STRING, settled_at "
         "TIMESTAMP, u TIMESTAMP, late_source STRING, late_topic STRING, late_offset BIGINT",

@@ -220,7 +220,6 @@ def test_only_where_the_lag_has_changed_messages_tell_of_it(river: River, kind: 
     assert last["watersmeet.rules"].split(",") == sorted(
         [lake.settings.fingerprint, changed.fingerprint]
     )
-    assert last["watersmeet.lived"] == "true"
 
 
 def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(

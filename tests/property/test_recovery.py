@@ -308,7 +308,6 @@ class Lake:
                 self.fingerprints().of(
                     0, {input_of(source): offset for source, offset in offsets.items()}, position
                 ),
-                is_lived=False,
             )
         )
 

@@ -28,10 +28,11 @@ from watersmeet.core.model import MergeRules, PartitionMerge
 from watersmeet.core.reading import KAFKA, ReadingRules, Reason, read_records
 from watersmeet.core.repartition import FROM, ORIGIN, POSITIONS
 from watersmeet.core.sequence import (
+    CORRECTED_IN,
     FORGOTTEN,
     ID,
     IDLE,
-    LIVED,
+    LIFE,
     MIN_OFFSETS,
     NO_RECOVERY,
     RULES,
@@ -42,6 +43,7 @@ from watersmeet.core.sequence import (
     U,
     message_id,
 )
+from watersmeet.core.sequence import FROM as MADE_FROM
 from watersmeet.core.sequence import LATE as LATE_RECORD
 from watersmeet.core.types import TIME
 from watersmeet.dev.init import write_example
@@ -527,7 +529,7 @@ def test_every_reason_has_a_row_in_order() -> None:
 def test_every_header_is_described() -> None:
     described = re.findall(r"^- \*\*Header\*\* `([^`]+)`", page("messages.md"), re.MULTILINE)
     of_sink, of_corrections, of_letters = (
-        [SEQ, ID, TENANT, MIN_OFFSETS, IDLE, RULES, LIVED, NO_RECOVERY],
+        [SEQ, ID, TENANT, MIN_OFFSETS, IDLE, RULES, MADE_FROM, LIFE, CORRECTED_IN, NO_RECOVERY],
         [VERSION, LATE_RECORD, SETTLED_AT, U, FORGOTTEN],
         [REASON, TOPIC, PARTITION, OFFSET, VALUE_BYTES, NEXT_OFFSETS],
     )

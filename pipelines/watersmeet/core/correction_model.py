@@ -106,7 +106,8 @@ class PartitionCorrections:
     late record is. `max_versions`: as many corrections a merge record may have. Both may change
     whenever an epoch begins. `corrected_before`: the last correction
     of a lost lake; a late record that sorts up to there may be in one that is out, so that it opens
-    a merge record which takes no other.
+    a merge record which takes no other. A merge record that was closed by then may have versions
+    that are out, so that it takes no late record.
     """
 
     merge: PartitionMerge
@@ -133,7 +134,10 @@ class PartitionCorrections:
     def settle(self) -> None:
         """Take what the merge has found late and closed, and make the corrections that are due."""
         self._judge()
+        before = self.corrected_before
         for row in self.merge.timed_out[self._closed :]:
+            if before is not None and row.closed_at <= before.settled_at:
+                continue
             self._records[row.tenant, row.key].append(CorrectedRecord.closed(row))
         self._closed = len(self.merge.timed_out)
         if self.merge.clock is None:

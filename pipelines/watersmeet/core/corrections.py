@@ -231,13 +231,18 @@ def correct(
       and of what late records have opened where these could hold them.
     - `corrected_before`: by partition, the last correction of a lost lake. Late records that sort
       up to there may be in corrections that are out: each opens a merge record of its own, which
-      takes no other.
+      takes no other. What was closed up to there may have versions that are out, and takes no late
+      record.
 
     Of corrections, `valid` and `invalid_reason` are null, and `has_message` is True where the merge
     record, or an earlier version, was valid.
     """
     corrected = corrected.filter(pa.array(~CORRECTED.is_up_to(corrected, corrected_before)))
     is_out = CORRECTED.is_up_to(late.ordered(), corrected_before)
+    last = {p: int(place[0]) for p, place in corrected_before.items()}
+    partitions = int64s(closed["partition"])
+    has_none_out = times_ms(closed["closed_at"]) > looked_up(partitions, last, NULL_TIME)
+    closed = closed.filter(pa.array(has_none_out))
     before = _together(closed, corrected, batch)
     candidates = _candidates(closed, corrected, before)
     made: list[_Corrected] = []

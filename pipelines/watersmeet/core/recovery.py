@@ -29,6 +29,11 @@ depends on the position just before the record, or the decision, that took its t
 past `due` there. So of the decisions after one offset, the message has each that may have closed
 something from M on (`HeaderDecisions`).
 
+*One life.* All that holds of the lake that published M and what is read back. M says from which
+topics its generation was made, and where it began there (`FROM`), and a name of its lake's life
+that the topic of its corrections repeats (`LIFE`). Where the topics are others, offsets mean other
+records, and a lake that goes on would publish twice or never.
+
 *One set of rules.* All that holds under one set of rules. M says by which rules everything from
 these offsets on was read and merged (`RULES`). A lake that is recovered must have these rules, and
 no others; otherwise it is refused.
@@ -48,12 +53,15 @@ import orjson
 from watersmeet.core.headers import MAX_HEADER_BYTES, header_json, packed
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.sequence import (
+    CORRECTED_IN,
+    FROM,
     IDLE,
     IDLE_PACKED,
-    LIVED,
+    LIFE,
     MIN_OFFSETS,
     NO_RECOVERY,
     RULES,
+    Headers,
     Place,
     Tail,
 )
@@ -78,6 +86,14 @@ _FINGERPRINT: Final = re.compile("[0-9a-f]{8}")
 
 class NotToldError(Exception):
     """The last message that could say where a lost lake goes on has the header `NO_RECOVERY`."""
+
+
+class Origin(NamedTuple):
+    """Where a generation began to read a partition of an input."""
+
+    topic_id: str
+    """Kafka's id of the input's topic."""
+    offset: int
 
 
 class CloseTimeRange(NamedTuple):
@@ -112,8 +128,12 @@ class SinkState:
     """The messages already published that parts may still come for, in the sink's order."""
     rules: Collection[str] = frozenset()
     """Fingerprints of the rules by which everything from `begin` on was read and merged."""
-    is_lived: bool = False
-    """True where the lake had more behind it than its records and one set of rules."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """Where the generation of the last message had begun, by source; empty if it does not say."""
+    life: str = ""
+    """The life of the lake that published it; empty if it does not say."""
+    corrected_in: str = ""
+    """The topic that its corrections went to; empty if it does not say."""
     since: int | None = None
     """The tenant position (ms) before which a record is passed over, with tenants.
 
@@ -197,23 +217,35 @@ def encode_idle(decisions: Decisions) -> bytes:
     return orjson.dumps(encoded)
 
 
+def life_headers(
+    life: str, origins: Mapping[str, Origin] = MappingProxyType({}), corrected_in: str = ""
+) -> Headers:
+    """Return the headers that say whose a message is; what is not known (empty) has none."""
+    by_source = {source: [*origin] for source, origin in origins.items()}
+    facts = {FROM: orjson.dumps(by_source).decode() if origins else "", LIFE: life}
+    facts[CORRECTED_IN] = corrected_in
+    return [(name, fact.encode()) for name, fact in facts.items() if fact]
+
+
 def recovery_headers(
-    min_offsets: Mapping[str, int], idle: Decisions, rules: Collection[str], *, is_lived: bool
+    min_offsets: Mapping[str, int],
+    idle: Decisions,
+    rules: Collection[str],
+    life: Sequence[tuple[str, bytes]] = (),
 ) -> list[tuple[str, bytes]]:
     """Return a message's headers from which a lost lake is recovered, of `RECOVERY_BYTES` at most.
 
-    Where they would have more, or idle decisions more than whoever reads them unpacks, the message
-    says instead that it does not have them (`NO_RECOVERY`).
+    `life`: as `life_headers` returns them. Where they would have more, or idle decisions more than
+    whoever reads them unpacks, the message says instead that it does not have them (`NO_RECOVERY`).
     """
     headers = [(MIN_OFFSETS, encode_min_offsets(min_offsets))]
     text = encode_idle(idle)
     if idle:
         headers.append((IDLE, text) if len(text) <= PLAIN_BYTES else (IDLE_PACKED, packed(text)))
-    headers.append((RULES, ",".join(sorted(rules)).encode()))
-    lived_header = [(LIVED, b"true")] if is_lived else []
-    size = sum(len(name) + len(content) for name, content in [*headers, *lived_header])
+    headers += [(RULES, ",".join(sorted(rules)).encode()), *life]
+    size = sum(len(name) + len(content) for name, content in headers)
     fits = size <= RECOVERY_BYTES and len(text) <= MAX_HEADER_BYTES
-    return [*(headers if fits else [(NO_RECOVERY, b"%d" % size)]), *lived_header]
+    return headers if fits else [(NO_RECOVERY, b"%d" % size)]
 
 
 def _encoded(decision: IdleDecision) -> list[Any]:
@@ -262,6 +294,15 @@ def _decoded(
     return IdleDecision(after_offset, event_time, tuple(sorted(tenant_times.items())))
 
 
+def parse_origins(header: bytes | None) -> dict[str, Origin]:
+    """Return where a generation began, by source, as the header `watersmeet.from` says.
+
+    Raise ValueError where the header is no such thing.
+    """
+    by_source = _by_source(header, FROM, _is_origin)
+    return {source: Origin(*origin) for source, origin in by_source.items()}
+
+
 def parse_rules(header: bytes | None) -> frozenset[str]:
     """Return the fingerprints of rules in the header `watersmeet.rules`.
 
@@ -296,7 +337,8 @@ def sink_state(
     rules: frozenset[str] = frozenset()
     tail: Place | None = None
     since: int | None = None
-    is_lived = False
+    origins: dict[str, Origin] = {}
+    life = corrected_in = ""
     read_back = []
     longest_ms = window.longest_ms + (lag_ms or 0)
     for message, headers in messages:
@@ -309,7 +351,8 @@ def sink_state(
             begin = parse_min_offsets(headers[MIN_OFFSETS])
             decisions = parse_idle(headers)
             rules = parse_rules(headers[RULES]) if RULES in headers else frozenset()
-            is_lived = LIVED in headers
+            origins = parse_origins(headers[FROM]) if FROM in headers else {}
+            life, corrected_in = (text_of(headers, name) for name in (LIFE, CORRECTED_IN))
             since = read_again_from(_closed_at(message), longest_ms)
         # A message holds nothing at or after the clock that closed it.
         if since is not None and _closed_at(message) <= since:
@@ -320,9 +363,16 @@ def sink_state(
         decisions,
         tuple(reversed(read_back)),
         rules,
-        is_lived,
+        origins,
+        life,
+        corrected_in,
         None if lag_ms is None else since,
     )
+
+
+def text_of(headers: Mapping[str, bytes | None], name: str) -> str:
+    """Return what a header says as text; empty where there is no such header."""
+    return (headers.get(name) or b"").decode(errors="replace")
 
 
 def _closed_at(message: Tail) -> int:
@@ -341,6 +391,15 @@ def _by_source(header: bytes | None, name: str, fits: Callable[[Any], bool]) -> 
 
 def _is_integer(value: object, least: int) -> bool:
     return type(value) is int and least <= value < 2**63
+
+
+def _is_origin(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and _is_integer(value[1], 0)
+    )
 
 
 def _are_decisions(value: object) -> bool:

@@ -59,11 +59,14 @@ It is more than fits into a message.
 RULES: Final = "watersmeet.rules"
 """The fingerprints of the rules by which everything from `min_offsets` on was read and merged,
 separated by commas."""
-LIVED: Final = "watersmeet.lived"
-"""Header of a lake that has had an idle decision, other rules of reading or grouping, or a jump.
-
-Kafka alone does not tell it.
-"""
+FROM: Final = "watersmeet.from"
+"""Header with what the message's generation was made of: by input, Kafka's id of its topic, and the
+offset of the message's partition at which the generation began."""
+LIFE: Final = "watersmeet.life"
+"""Header with the life of the lake that published the message. A lake that is taken up from its
+sink is of the same life."""
+CORRECTED_IN: Final = "watersmeet.corrected_in"
+"""Header with the name of the topic that the lake's corrections go to, where there are any."""
 FORGOTTEN: Final = "watersmeet.forgotten"
 """Header of a tombstone: a JSON object with what the last message of the sequence before it says of
 how far that has come.

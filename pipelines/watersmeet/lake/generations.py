@@ -35,8 +35,8 @@ class Generation(NamedTuple):
     - `correction_tails`: the same for the topic of corrections.
     - `kind`: `start`, `sink` (a lost lake was recovered) or `reset`; `reason` in words.
     - `epoch`: the last epoch at the beginning.
-    - `is_lived`: True where the lake that was lost, or reset, had more behind it than its records
-      and one set of rules.
+    - `life`: names the lake, in its messages as well. A lake that is taken up from its sink has
+      the name of the one that was lost.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Generation(NamedTuple):
     decided_at: int = 0
     reason: str = ""
     epoch: int = 0
-    is_lived: bool = False
+    life: str = ""
     correction_tails: Mapping[int, Tail] = MappingProxyType({})
 
     def tails_of(self, sequence: Sequence) -> Mapping[int, Tail]:
@@ -115,7 +115,7 @@ def _generation(number: int, rows: Collection[Mapping[str, Any]]) -> Generation:
         for kind in (MERGED, CORRECTED)
     )
     first = next(iter(rows))
-    facts = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "is_lived"))
+    facts = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "life"))
     generation = Generation(number, first["from_batch"], begin, merged, *facts)
     return generation._replace(correction_tails=corrected)
 
@@ -139,7 +139,7 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
         "decided_at": generation.decided_at,
         "reason": generation.reason,
         "epoch": generation.epoch,
-        "is_lived": generation.is_lived,
+        "life": generation.life,
     }
     rows: list[dict[str, Any]] = [
         {

@@ -213,6 +213,17 @@ def kept_facts(reader: TableReader) -> dict[str, str]:
     return _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
 
 
+def kept_topic_ids(reader: TableReader) -> dict[str, str]:
+    """Return, by topic of the sources, Kafka's identity of it as the lake has it."""
+    topics = (
+        topic.partition(" ")
+        for field, fact in kept_facts(reader).items()
+        if field.endswith(".topic")
+        for topic in fact.split(", ")
+    )
+    return {name: topic_id.strip("()") for name, _, topic_id in topics}
+
+
 def _check(kept: Mapping[str, str], facts: Mapping[str, str]) -> None:
     if changed := _differences(kept, facts):
         what, where, fix = changed[0]

@@ -211,14 +211,14 @@ _OTHERS = (
     # that had messages, with the last of them (`seq` to `tenant`; its `source` is null). A row of
     # the topic of corrections has `settled_at` to `late_offset`, and neither key nor event time.
     # `from_batch`: the generation's first batch of silver. `epoch`: the last epoch then.
-    # `is_lived`: true where the lake that was lost, or reset, had more behind it than its records
-    # and one set of rules.
+    # `life` names the lake, in its messages as well: a lake that is taken up from its sink has the
+    # name of the one that was lost.
     Table(
         GENERATIONS,
         schema_of(
             f"generation int, from_batch bigint, {_TOPIC_PARTITION}, start_offset bigint, kind "
             "string, decided_at timestamp, "
-            "reason string, epoch int, is_lived boolean, seq bigint, event_time timestamp, "
+            "reason string, epoch int, life string, seq bigint, event_time timestamp, "
             "merge_key string, due timestamp, "
             "closed_at timestamp, tenant string, settled_at timestamp, u timestamp, late_source "
             "string, late_topic string, late_offset bigint"

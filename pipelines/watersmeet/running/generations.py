@@ -54,6 +54,7 @@ from watersmeet.lake.progress import last_batch
 from watersmeet.lake.recovered import joined, out_rows, read_back_until, rows_of_parts
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, row_count, within
 from watersmeet.lake.unpublished import reached, unpublished
+from watersmeet.running.beginnings import first_beginning
 from watersmeet.running.bronze_table import BronzeTable, kafka_input, without_existing
 from watersmeet.running.ended import end_earlier
 from watersmeet.running.next_offsets import NextOffsets
@@ -65,8 +66,7 @@ from watersmeet.running.published_parts import (
     out_offsets,
     passed_over,
 )
-from watersmeet.running.taking_up import Sink, check_start, read_last_corrections, read_sink
-from watersmeet.settings import Settings, StartOffsets, StartTimestamp
+from watersmeet.settings import Settings
 
 # -- the first generation
 
@@ -86,19 +86,15 @@ def begin_first(
     for publisher in publishers:
         publisher.begin()
     of_sink = next(iter(publishers), None)
-    generation, sink = first_generation(settings, partitions, of_sink)
+    generation, states = first_beginning(settings, partitions, of_sink)
     now = now_ms()
-    rows = list[dict[str, Any]]()
-    decided = list[Decided]()
-    if generation.kind == "sink":
-        rows += _recovered_rows(sink.states)
-        decided += [
-            (TopicPartition(input_id, p), decision)
-            for p, state in sink.states.items()
-            for input_id, name in settings.input_names.items()
-            for decision in state.decisions.get(name, ())
-        ]
-    _write_published(owner, 0, rows, decided)
+    decided = [
+        (TopicPartition(input_id, p), decision)
+        for p, state in states.items()
+        for input_id, name in settings.input_names.items()
+        for decision in state.decisions.get(name, ())
+    ]
+    _write_published(owner, 0, _recovered_rows(states), decided)
     _decide(owner, settings, generation._replace(decided_at=now))
 
 
@@ -110,73 +106,7 @@ def check_beginning(reader: TableReader, settings: Settings, partitions: int) ->
     """
     if not read_generations(reader, settings):
         with suppress(OpenTransactionError):
-            first_generation(settings, partitions)
-
-
-def first_generation(
-    settings: Settings, partitions: int, publisher: Publisher | None = None
-) -> tuple[Generation, Sink]:
-    """Return the first generation as `kafka.start` wants it, and what the sink says.
-
-    Raises ConfigurationError if it is not possible.
-    """
-    sink = read_sink(settings, partitions, publisher)
-    start = settings.kafka.start
-    check_start(settings, sink)
-    begin = {
-        TopicPartition(input_id, p): offset
-        for input_id in settings.inputs
-        for p, offset in _chosen(settings, input_id, partitions, sink).items()
-    }
-    kind = "sink" if start == "sink" and sink.states else "start"
-    is_lived = any(state.is_lived for state in sink.states.values())
-    generation = Generation(
-        0,
-        0,
-        begin,
-        sink.tails,
-        kind,
-        reason=f"start: {start}",
-        is_lived=is_lived,
-        correction_tails=read_last_corrections(settings, partitions),
-    )
-    return generation, sink
-
-
-def _chosen(settings: Settings, input_id: InputId, partitions: int, sink: Sink) -> dict[int, int]:
-    """Return, by partition, the offset at which `start` wants an input to begin."""
-    start = settings.kafka.start
-    topic = input_id.topic
-    name = settings.input_names[input_id]
-    cluster = Cluster(settings.kafka)
-    bounds = cluster.bounds(topic, partitions)
-    firsts = {p: first for p, (first, _) in bounds.items()}
-    if start == "latest":
-        return {p: end for p, (_, end) in bounds.items()}
-    if isinstance(start, StartTimestamp):
-        return cluster.offsets_at(topic, partitions, start.timestamp_ms)
-    if isinstance(start, StartOffsets):
-        named = start.offsets.get(name, {})
-        if beyond := sorted(named.keys() - bounds.keys()):
-            raise ConfigurationError(
-                f"{topic} has no partition {beyond[0]}",
-                where="kafka.start",
-                fix=f"name partitions from 0 to {partitions - 1}",
-            )
-        for p, offset in named.items():
-            if offset > bounds[p][1]:
-                raise ConfigurationError(
-                    f"{topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is beyond",
-                    where="kafka.start",
-                    fix="name one up to there",
-                )
-        return {**firsts, **named}
-    if start == "sink":  # what Kafka has deleted since is published, or lost for good
-        return {
-            p: max(first, sink.states[p].begin.get(name, first)) if p in sink.states else first
-            for p, first in firsts.items()
-        }
-    return firsts
+            first_beginning(settings, partitions)
 
 
 def _recovered_rows(states: Mapping[int, SinkState]) -> list[dict[str, Any]]:
@@ -203,7 +133,7 @@ def preview(reader: TableReader, settings: Settings, partitions: int) -> list[di
     rows = []
     generations = read_generations(reader, settings)
     next_offsets = NextOffsets(reader, settings, partitions)
-    newest = generations.newest if generations else first_generation(settings, partitions)[0]
+    newest = generations.newest if generations else first_beginning(settings, partitions).generation
     reason = "the lake" if generations else newest.reason
     for input_id, name in settings.input_names.items():
         cluster = Cluster(settings.kafka)
@@ -295,7 +225,7 @@ class Jump:
     def _before(self) -> Generations:
         """The generations so far; of a lake that has not begun, the one that would be first."""
         existing = read_generations(self._reader, self.settings)
-        return existing or Generations([first_generation(self.settings, self.partitions)[0]])
+        return existing or Generations([first_beginning(self.settings, self.partitions).generation])
 
     @cached_property
     def jumps(self) -> list[TopicJump]:
@@ -318,7 +248,7 @@ class Jump:
             now_ms(),
             reason,
             epoch,
-            is_lived=True,
+            self._before.newest.life,
             correction_tails=self.correction_tails,
         )
 

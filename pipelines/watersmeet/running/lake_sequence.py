@@ -15,6 +15,7 @@ from confluent_kafka import Message
 from watersmeet.core.columns import both, groups, int64s, numbered
 from watersmeet.core.corrections import as_silver
 from watersmeet.core.message import as_read, message_values
+from watersmeet.core.recovery import life_headers
 from watersmeet.core.sequence import CORRECTED, MERGED, Headers, Sequence, Tail
 from watersmeet.engine import Engine
 from watersmeet.expressions.publish import Expressions, warn
@@ -90,9 +91,12 @@ class LakeSequence:
 
     def headers(self, backlog: Pending) -> Mapping[int, tuple[Headers, Headers]]:
         """Return, by partition, further headers of the first and of the last message of what is
-        pending: from these of the sink a lost lake would be taken up.
+        pending: from these a lost lake would be taken up.
         """
-        return self._recovery_headers.of(backlog.ends) if self.sequence is MERGED else {}
+        if self.sequence is MERGED:
+            return self._recovery_headers.of(backlog.ends)
+        its = life_headers(self._generations.newest.life)
+        return dict.fromkeys(backlog.ends, (its, its))
 
     def messages(
         self,

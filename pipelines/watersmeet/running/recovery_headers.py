@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
@@ -13,16 +13,20 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.recovery import (
     CloseTimeRange,
     HeaderDecisions,
+    Origin,
+    life_headers,
     min_offset,
     read_again_from,
     recovery_headers,
 )
-from watersmeet.core.sequence import NO_RECOVERY, Headers
+from watersmeet.core.sequence import CORRECTED, NO_RECOVERY, Headers
 from watersmeet.lake.decisions import first_decided, last_decisions, read_decisions
 from watersmeet.lake.epochs import Epochs
 from watersmeet.lake.fingerprints import Fingerprints, read_fingerprints
 from watersmeet.lake.generations import Generation, Generations
+from watersmeet.lake.identity import kept_topic_ids
 from watersmeet.lake.inputs import first_offsets, of_input
+from watersmeet.lake.published import last_sink
 from watersmeet.lake.table_reader import Condition, TableReader, between
 from watersmeet.settings import Settings
 
@@ -60,7 +64,6 @@ class RecoveryHeaders:
         """Return, by partition, the recovery headers of a message that was closed at the first of
         these times (ms); nothing that it is published with was closed after the second one."""
         generation = self.generations.newest
-        is_lived = self._is_lived(generation) or has_decisions
         merge = self.epochs.current.settings.merge
         lag_ms = merge.tenant_max_lag_ms
         positions = {
@@ -81,7 +84,7 @@ class RecoveryHeaders:
                 if (tp := TopicPartition(i, p)) in decisions
             }
             fingerprints = rules.of(p, offsets, positions[p])
-            headers[p] = recovery_headers(named, idle, fingerprints, is_lived=is_lived)
+            headers[p] = recovery_headers(named, idle, fingerprints, self._life(p))
             if headers[p][0][0] == NO_RECOVERY:
                 log.warning(
                     "partition %d: what a lost lake needs of idle decisions does not fit into "
@@ -90,10 +93,24 @@ class RecoveryHeaders:
                 )
         return headers
 
-    def _is_lived(self, generation: Generation) -> bool:
-        """Return True if more than records, idle decisions and one set of rules shaped the lake."""
-        fingerprints = {epoch.settings.fingerprint for epoch in self.epochs}
-        return generation.number > 0 or generation.is_lived or len(fingerprints) > 1
+    def _life(self, partition: int) -> Headers:
+        generation = self.generations.newest
+        origins = {
+            self.settings.input_names[tp.input]: Origin(self._topic_ids[tp.input.topic], offset)
+            for tp, offset in generation.begin.items()
+            if tp.partition == partition and tp.input.topic in self._topic_ids
+        }
+        return life_headers(generation.life, origins, self._corrected_in)
+
+    @cached_property
+    def _topic_ids(self) -> Mapping[str, str]:
+        return kept_topic_ids(self.reader)
+
+    @cached_property
+    def _corrected_in(self) -> str:
+        """The topic of corrections, also where the lake makes none any more; empty if none."""
+        noted = last_sink(self.reader, CORRECTED) or ""
+        return self.settings.publish.corrections_topic or noted.partition(" ")[0]
 
     def _decisions(
         self,

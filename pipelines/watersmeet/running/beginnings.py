@@ -1,0 +1,455 @@
+"""Decides how a lake begins: where it reads first, what of its sink it goes on after, or why it
+cannot.
+
+All that `kafka.start` asks for is checked here, before anything is written:
+
+- `earliest`, `latest`, a time or offsets begin a lake whose topics never had a message;
+- `sink` takes up a lake that was lost, exactly. The last messages of the sink say from which topics
+  and by which rules they were made, and where to read on; all that must be read again or read back
+  has to be there still.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+import orjson
+from confluent_kafka import Message
+
+from watersmeet.core.inputs import InputId
+from watersmeet.core.plan import TopicPartition
+from watersmeet.core.recovery import NotToldError, SinkState, sink_state, text_of
+from watersmeet.core.sequence import (
+    CORRECTED,
+    FORGOTTEN,
+    LIFE,
+    MERGED,
+    MIN_OFFSETS,
+    Sequence,
+    Tail,
+)
+from watersmeet.errors import ConfigurationError, ForeignMessageError
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.publisher import Publisher, sequence_tail
+from watersmeet.kafka.reading import headers_of, read_backwards, read_tails
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.published import last_tails
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.settings import Settings, StartOffsets, StartTimestamp
+
+COUNTED_RULES: Final = (
+    "key, event_time, heartbeat, where, tombstone and schema of each source, tenant, "
+    "tenant_max_lag, max_future, "
+    "max_record_bytes, and timeout or window"
+)
+"""The rules of reading and grouping, whose fingerprint messages carry (`Settings.fingerprint`)."""
+
+_ELSEWHERE: Final = "publish to topics with other names"
+"""The way out that is always there: new topics get the whole sequences anew."""
+
+_START: Final = "kafka.start"
+
+
+class Beginning(NamedTuple):
+    """The first generation of a lake, and by partition what the messages of its sink say of it.
+
+    There are none unless the lake is taken up from its sink.
+    """
+
+    generation: Generation
+    states: Mapping[int, SinkState]
+
+
+def first_beginning(
+    settings: Settings, partitions: int, publisher: Publisher | None = None
+) -> Beginning:
+    """Return the beginning that `kafka.start` asks for, once no transaction is open in the topics.
+
+    `publisher`: the sink's, where it has fenced every other of this pipeline. Raises
+    ConfigurationError if a lake cannot begin like that, ForeignMessageError if a message of the
+    sink is not Watersmeet's, and OpenTransactionError.
+    """
+    cluster = Cluster(settings.kafka)
+    sink = _Topic.read(settings, settings.publish.topic, partitions, publisher)
+    corrections = _Topic.read(settings, settings.publish.corrections_topic, partitions)
+    start = settings.kafka.start
+    states = dict[int, SinkState]()
+    if start == "sink":
+        states = {p: _state_of(settings, sink, p) for p in sorted(sink.bounds) if sink.has_had(p)}
+        for p, state in states.items():
+            _check_inputs(settings, f"{sink.name}[{p}]", state)
+            _check_rules(settings, f"{sink.name}[{p}]", state)
+        _check_corrections(settings, partitions, sink, states, corrections)
+    else:
+        _check_unused(settings, sink, corrections)
+    begin = {
+        TopicPartition(input_id, p): offset
+        for input_id, name in settings.input_names.items()
+        for p, offset in _begin_of(settings, cluster, input_id, partitions, states).items()
+    }
+    lives = sorted({state.life for state in states.values() if state.life})
+    generation = Generation(
+        0,
+        0,
+        begin,
+        sink.tails(MERGED, settings) if states else {},
+        "sink" if states else "start",
+        reason=f"start: {start}",
+        life=lives[0] if lives else _new_life(settings, cluster, begin),
+        correction_tails=corrections.tails(CORRECTED, settings),
+    )
+    return Beginning(generation, states)
+
+
+def _new_life(settings: Settings, cluster: Cluster, begin: Mapping[TopicPartition, int]) -> str:
+    """Return a name that no lake has which begins elsewhere, or publishes to other topics."""
+    published = [cluster.identified(topic) for topic in settings.publish.sequence_topics]
+    ids = cluster.topic_ids(settings.topics)
+    began = sorted((*tp.input, ids[tp.input.topic], tp.partition, at) for tp, at in begin.items())
+    facts = orjson.dumps([settings.name, published, began])
+    return hashlib.sha256(facts).hexdigest()[:16]
+
+
+# -- what the topics have
+
+
+@dataclass(frozen=True)
+class _Topic:
+    """A topic that the lake publishes to.
+
+    - `bounds`: by partition, the first offset that Kafka has and the end; empty where there is no
+      such topic.
+    - `last`: by partition, the last message.
+    """
+
+    name: str
+    bounds: Mapping[int, tuple[int, int]]
+    last: Mapping[int, Message]
+
+    @classmethod
+    def read(
+        cls,
+        settings: Settings,
+        name: str | None,
+        partitions: int,
+        publisher: Publisher | None = None,
+    ) -> _Topic:
+        """Return a topic as it is once no transaction is open there."""
+        cluster = Cluster(settings.kafka)
+        if name is None or name not in cluster.partition_counts([name]):
+            return cls(name or "", {}, {})
+        bounds = (
+            cluster.settled_bounds(name, partitions)
+            if publisher is None
+            else publisher.settled_bounds(partitions)
+        )
+        return cls(name, bounds, read_tails(settings.kafka, name, partitions, bounds))
+
+    def has_had(self, partition: int) -> bool:
+        """Return True if a partition has, or ever had, a message."""
+        return partition in self.last or self.bounds.get(partition, (0, 0))[0] > 0
+
+    @property
+    def used(self) -> str:
+        """The sentence's part about what the topic has or had; empty if it never had a message."""
+        if self.last:
+            return f"{self.name} has messages of a former life"
+        firsts = [(first, p) for p, (first, _) in self.bounds.items() if first]
+        if not firsts:
+            return ""
+        first, p = max(firsts)
+        return (
+            f"{self.name} had messages of a former life (the first offset of {self.name}[{p}] is "
+            f"{first:,})"
+        )
+
+    def tails(self, sequence: Sequence, settings: Settings) -> dict[int, Tail]:
+        """Return the last message of each partition, by what it says."""
+        return {p: _tail_of(message, sequence, settings) for p, message in self.last.items()}
+
+
+def _tail_of(message: Message, sequence: Sequence, settings: Settings) -> Tail:
+    return sequence_tail(message, sequence, settings.merge.window.gap_ms)
+
+
+def read_last_messages(settings: Settings, partitions: int) -> dict[int, Tail]:
+    """Return the last message that each partition of the sink has now; none without a sink."""
+    topic = settings.publish.topic
+    if topic not in Cluster(settings.kafka).partition_counts([topic]):
+        return {}
+    last = read_tails(settings.kafka, topic, partitions)
+    return {p: _tail_of(message, MERGED, settings) for p, message in last.items()}
+
+
+def read_last_published(
+    reader: TableReader, settings: Settings, partitions: int
+) -> dict[int, Tail]:
+    """Return the last message that each partition of the sink has had, as far as the lake knows.
+
+    That is the one in `published` where retention has emptied the partition, or where a message
+    that is not there counts as published.
+    """
+    noted, tails = last_tails(reader, MERGED), read_last_messages(settings, partitions)
+    return {
+        p: max((seen[p] for seen in (tails, noted) if p in seen), key=attrgetter("seq"))
+        for p in noted.keys() | tails.keys()
+    }
+
+
+def _state_of(settings: Settings, sink: _Topic, partition: int) -> SinkState:
+    """Return what the messages of a partition say.
+
+    Raises ConfigurationError if they do not say where a lost lake goes on, or retention has deleted
+    some that would have to be read back.
+    """
+    topic, merge = sink.name, settings.merge
+    first, _ = sink.bounds[partition]
+    offset, oldest, is_exhausted = -1, -1, False
+
+    def messages() -> Iterator[tuple[Tail, Mapping[str, bytes | None]]]:
+        """Yield the partition's messages from its end backwards, without tombstones."""
+        nonlocal offset, oldest, is_exhausted
+        for message in read_backwards(settings.kafka, topic, partition, sink.bounds[partition]):
+            headers = dict(headers_of(message))
+            if FORGOTTEN not in headers:
+                offset = message.offset() or 0
+                tail = _tail_of(message, MERGED, settings)
+                oldest = tail.seq
+                yield tail, headers
+        is_exhausted = True
+
+    try:
+        state = sink_state(messages(), merge.window, merge.tenant_max_lag_ms)
+    except ValueError:
+        raise ForeignMessageError(topic, partition, offset, MIN_OFFSETS) from None
+    except NotToldError:
+        raise ConfigurationError(
+            f"{topic}[{partition}]@{offset} does not say where a lost lake goes on, since "
+            "the idle decisions that it needs, with what each tells its tenants, are more "
+            "than fit into a message",
+            where=_START,
+            fix=_ELSEWHERE,
+        ) from None
+    if is_exhausted and first and oldest:
+        raise ConfigurationError(
+            f"retention has deleted messages of {topic}[{partition}] that a lost lake would have "
+            f"to read back: its first offset is {first:,}",
+            where=_START,
+            fix=_ELSEWHERE,
+        )
+    return state
+
+
+# -- what is refused
+
+
+def _check_unused(settings: Settings, *topics: _Topic) -> None:
+    """Raise ConfigurationError if a topic has, or had, a message."""
+    if used := [topic.used for topic in topics if topic.used]:
+        raise ConfigurationError(
+            f"{', and '.join(used)}, which `start: {_named(settings)}` would repeat or leave out",
+            where=_START,
+            fix=f"start at `sink`, which takes up what was lost, or {_ELSEWHERE}",
+        )
+
+
+def _named(settings: Settings) -> str:
+    start = settings.kafka.start
+    if isinstance(start, StartTimestamp):
+        return "{timestamp: ...}"
+    return "{offsets: ...}" if isinstance(start, StartOffsets) else start
+
+
+def _check_rules(settings: Settings, place: str, state: SinkState) -> None:
+    """Raise ConfigurationError if messages were not made by the rules of the configuration."""
+    rules = state.rules
+    if not rules:
+        raise ConfigurationError(
+            f"the messages of {place} were made by an earlier version, which did not say by which "
+            "rules",
+            where=_START,
+            fix=_ELSEWHERE,
+        )
+    if rules == {settings.fingerprint}:
+        return
+    which = f"The rules that count are {COUNTED_RULES}"
+    if settings.fingerprint in rules or len(rules) > 1:
+        raise ConfigurationError(
+            f"what a lake that goes on after the last messages of {place} would read again was "
+            f"read and merged by rules that changed meanwhile ({', '.join(sorted(rules))}; those "
+            f"of this configuration are {settings.fingerprint}), so it cannot be taken up exactly",
+            where=_START,
+            fix=f"{_ELSEWHERE}. {which}",
+        )
+    raise ConfigurationError(
+        f"the last messages of {place} were made by other rules ({', '.join(rules)}) than those "
+        f"of this configuration ({settings.fingerprint})",
+        where=_START,
+        fix=(
+            "begin with the former rules, and change them with `watersmeet evolve` then; or "
+            f"{_ELSEWHERE}. {which}"
+        ),
+    )
+
+
+def _check_inputs(settings: Settings, place: str, state: SinkState) -> None:
+    """Raise ConfigurationError if messages were made from other topics than the configuration's."""
+    inputs = settings.inputs_by_name
+    if state.begin.keys() != inputs.keys():
+        raise ConfigurationError(
+            f"the last messages of {place} were made from {_listed(state.begin)}, and this "
+            f"configuration has {_listed(inputs)}",
+            where="sources",
+            fix=f"name the sources and topics that they were made from, or {_ELSEWHERE}",
+        )
+    ids = Cluster(settings.kafka).topic_ids(settings.topics)
+    for name, origin in sorted(state.origins.items()):
+        topic = inputs[name].topic if name in inputs else name
+        if ids.get(topic) != origin.topic_id:
+            raise ConfigurationError(
+                f"{topic} is another topic than the one that the last messages of {place} were "
+                f"made from: Kafka's id of it is {ids.get(topic)}, and was {origin.topic_id}",
+                where=f"sources.{name}",
+                fix=(
+                    "name the topic that they were made from, or, where that was deleted and made "
+                    f"again, {_ELSEWHERE}"
+                ),
+            )
+
+
+def _check_corrections(
+    settings: Settings,
+    partitions: int,
+    sink: _Topic,
+    states: Mapping[int, SinkState],
+    corrections: _Topic,
+) -> None:
+    """Raise ConfigurationError if the corrections that are out are not those of the sink's lake, or
+    the configuration does not go on with them.
+    """
+    lives = {state.life for state in states.values()} - {""}
+    for p in filter(corrections.has_had, sorted(corrections.bounds)):
+        place = f"{corrections.name}[{p}]"
+        if p not in states:
+            raise _other_corrections(f"{place} has or had messages, and {sink.name}[{p}] has none")
+        if p not in corrections.last:
+            first, _ = corrections.bounds[p]
+            raise _other_corrections(
+                f"retention has deleted all messages of {place}, whose first offset is {first:,}, "
+                "so that nothing tells which corrections are out"
+            )
+        life = _life_of(settings, corrections, p)
+        if life and lives and life not in lives:
+            raise _other_corrections(
+                f"the last message of {place} is of another life ({life}) than those of "
+                f"{sink.name} ({', '.join(sorted(lives))})"
+            )
+    for name in sorted({state.corrected_in for state in states.values()} - {"", corrections.name}):
+        if used := _Topic.read(settings, name, partitions).used:
+            raise _other_corrections(
+                f"{used}: the corrections of the lake that published to {sink.name}, where this "
+                "configuration does not go on",
+                f"set it to {name}",
+            )
+
+
+def _other_corrections(what: str, fix: str = "") -> ConfigurationError:
+    return ConfigurationError(
+        what,
+        where="publish.corrections.topic",
+        fix=" or ".join(filter(None, [fix, _ELSEWHERE])),
+    )
+
+
+def _life_of(settings: Settings, topic: _Topic, partition: int) -> str:
+    """Return the life that the last message of a partition is of; empty if it does not say."""
+    bounds = topic.bounds[partition]
+    for message in read_backwards(settings.kafka, topic.name, partition, bounds):
+        headers = dict(headers_of(message))
+        if FORGOTTEN not in headers:
+            return text_of(headers, LIFE)
+    return ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+# -- where reading begins
+
+
+def _begin_of(
+    settings: Settings,
+    cluster: Cluster,
+    input_id: InputId,
+    partitions: int,
+    states: Mapping[int, SinkState],
+) -> dict[int, int]:
+    """Return, by partition, the offset at which an input begins.
+
+    Raises ConfigurationError if Kafka does not have it, unless the loss is accepted.
+    """
+    start = settings.kafka.start
+    topic = input_id.topic
+    bounds = cluster.bounds(topic, partitions)
+    firsts = {p: first for p, (first, _) in bounds.items()}
+    if start == "latest":
+        return {p: end for p, (_, end) in bounds.items()}
+    if isinstance(start, StartTimestamp):
+        return cluster.offsets_at(topic, partitions, start.timestamp_ms)
+    name = settings.input_names[input_id]
+    if isinstance(start, StartOffsets):
+        named = start.offsets.get(name, {})
+        _check_offsets(topic, named, bounds)
+        return {**firsts, **named}
+    begin = {p: state.begin[name] for p, state in states.items()}
+    _check_kept(settings, topic, begin, bounds)
+    return {**firsts, **begin}
+
+
+def _check_offsets(
+    topic: str, named: Mapping[int, int], bounds: Mapping[int, tuple[int, int]]
+) -> None:
+    """Raise ConfigurationError if a topic does not have an offset that is named."""
+    if beyond := sorted(named.keys() - bounds.keys()):
+        raise ConfigurationError(
+            f"{topic} has no partition {beyond[0]}",
+            where=_START,
+            fix=f"name partitions from 0 to {len(bounds) - 1}",
+        )
+    for p, offset in named.items():
+        if offset > bounds[p][1]:
+            raise ConfigurationError(
+                f"{topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is beyond",
+                where=_START,
+                fix="name one up to there",
+            )
+
+
+def _check_kept(
+    settings: Settings,
+    topic: str,
+    begin: Mapping[int, int],
+    bounds: Mapping[int, tuple[int, int]],
+) -> None:
+    """Raise ConfigurationError if Kafka no longer has what a lost lake has to read again."""
+    for p, offset in sorted(begin.items()):
+        first, end = bounds[p]
+        if offset > end:
+            raise ConfigurationError(
+                f"{topic}[{p}] ends at offset {end}, and a lost lake would go on at {offset}: it "
+                "has lost its end, or is another topic",
+                where=_START,
+                fix=_ELSEWHERE,
+            )
+        if offset < first and settings.kafka.on_data_loss == "stop":
+            raise ConfigurationError(
+                f"Kafka no longer has offsets of {topic}[{p}] that a lost lake has to read again: "
+                f"{offset} to {first - 1}",
+                where=_START,
+                fix=f"accept the loss with kafka.on_data_loss: continue, or {_ELSEWHERE}",
+            )
