@@ -51,8 +51,6 @@ COUNTED_RULES: Final = (
 _ELSEWHERE: Final = "publish to topics with other names"
 """The way out that is always there: new topics get the whole sequences anew."""
 
-_START: Final = "kafka.start"
-
 
 class Beginning(NamedTuple):
     """The first generation of a lake, and by partition what the messages of its sink say of it.
@@ -231,14 +229,14 @@ def _state_of(settings: Settings, sink: _Topic, partition: int) -> SinkState:
             f"{topic}[{partition}]@{offset} does not say where a lost lake goes on, since "
             "the idle decisions that it needs, with what each tells its tenants, are more "
             "than fit into a message",
-            where=_START,
+            where="kafka.start",
             fix=_ELSEWHERE,
         ) from None
     if is_exhausted and first and oldest:
         raise ConfigurationError(
             f"retention has deleted messages of {topic}[{partition}] that a lost lake would have "
             f"to read back: its first offset is {first:,}",
-            where=_START,
+            where="kafka.start",
             fix=_ELSEWHERE,
         )
     return state
@@ -252,7 +250,7 @@ def _check_unused(settings: Settings, *topics: _Topic) -> None:
     if used := [topic.used for topic in topics if topic.used]:
         raise ConfigurationError(
             f"{', and '.join(used)}, which `start: {_named(settings)}` would repeat or leave out",
-            where=_START,
+            where="kafka.start",
             fix=f"start at `sink`, which takes up what was lost, or {_ELSEWHERE}",
         )
 
@@ -271,7 +269,7 @@ def _check_rules(settings: Settings, place: str, state: SinkState) -> None:
         raise ConfigurationError(
             f"the messages of {place} were made by an earlier version, which did not say by which "
             "rules",
-            where=_START,
+            where="kafka.start",
             fix=_ELSEWHERE,
         )
     if rules == {settings.fingerprint}:
@@ -282,13 +280,13 @@ def _check_rules(settings: Settings, place: str, state: SinkState) -> None:
             f"what a lake that goes on after the last messages of {place} would read again was "
             f"read and merged by rules that changed meanwhile ({', '.join(sorted(rules))}; those "
             f"of this configuration are {settings.fingerprint}), so it cannot be taken up exactly",
-            where=_START,
+            where="kafka.start",
             fix=f"{_ELSEWHERE}. {which}",
         )
     raise ConfigurationError(
         f"the last messages of {place} were made by other rules ({', '.join(rules)}) than those "
         f"of this configuration ({settings.fingerprint})",
-        where=_START,
+        where="kafka.start",
         fix=(
             "begin with the former rules, and change them with `watersmeet evolve` then; or "
             f"{_ELSEWHERE}. {which}"
@@ -335,34 +333,35 @@ def _check_corrections(
     for p in filter(corrections.has_had, sorted(corrections.bounds)):
         place = f"{corrections.name}[{p}]"
         if p not in states:
-            raise _other_corrections(f"{place} has or had messages, and {sink.name}[{p}] has none")
+            raise ConfigurationError(
+                f"{place} has or had messages, and {sink.name}[{p}] has none",
+                where="publish.corrections.topic",
+                fix=_ELSEWHERE,
+            )
         if p not in corrections.last:
             first, _ = corrections.bounds[p]
-            raise _other_corrections(
+            raise ConfigurationError(
                 f"retention has deleted all messages of {place}, whose first offset is {first:,}, "
-                "so that nothing tells which corrections are out"
+                "so that nothing tells which corrections are out",
+                where="publish.corrections.topic",
+                fix=_ELSEWHERE,
             )
         life = _life_of(settings, corrections, p)
         if life and lives and life not in lives:
-            raise _other_corrections(
+            raise ConfigurationError(
                 f"the last message of {place} is of another life ({life}) than those of "
-                f"{sink.name} ({', '.join(sorted(lives))})"
+                f"{sink.name} ({', '.join(sorted(lives))})",
+                where="publish.corrections.topic",
+                fix=f"name the topic of that life, or {_ELSEWHERE}",
             )
     for name in sorted({state.corrected_in for state in states.values()} - {"", corrections.name}):
         if used := _Topic.read(settings, name, partitions).used:
-            raise _other_corrections(
+            raise ConfigurationError(
                 f"{used}: the corrections of the lake that published to {sink.name}, where this "
                 "configuration does not go on",
-                f"set it to {name}",
+                where="publish.corrections.topic",
+                fix=f"set it to {name}, or {_ELSEWHERE}",
             )
-
-
-def _other_corrections(what: str, fix: str = "") -> ConfigurationError:
-    return ConfigurationError(
-        what,
-        where="publish.corrections.topic",
-        fix=" or ".join(filter(None, [fix, _ELSEWHERE])),
-    )
 
 
 def _life_of(settings: Settings, topic: _Topic, partition: int) -> str:
@@ -418,14 +417,14 @@ def _check_offsets(
     if beyond := sorted(named.keys() - bounds.keys()):
         raise ConfigurationError(
             f"{topic} has no partition {beyond[0]}",
-            where=_START,
+            where="kafka.start",
             fix=f"name partitions from 0 to {len(bounds) - 1}",
         )
     for p, offset in named.items():
         if offset > bounds[p][1]:
             raise ConfigurationError(
                 f"{topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is beyond",
-                where=_START,
+                where="kafka.start",
                 fix="name one up to there",
             )
 
@@ -443,13 +442,13 @@ def _check_kept(
             raise ConfigurationError(
                 f"{topic}[{p}] ends at offset {end}, and a lost lake would go on at {offset}: it "
                 "has lost its end, or is another topic",
-                where=_START,
+                where="kafka.start",
                 fix=_ELSEWHERE,
             )
         if offset < first and settings.kafka.on_data_loss == "stop":
             raise ConfigurationError(
                 f"Kafka no longer has offsets of {topic}[{p}] that a lost lake has to read again: "
                 f"{offset} to {first - 1}",
-                where=_START,
+                where="kafka.start",
                 fix=f"accept the loss with kafka.on_data_loss: continue, or {_ELSEWHERE}",
             )
