@@ -422,14 +422,14 @@ def test_decisions_without_end_are_read_a_piece_at_a_time(
                 expected.append(decided)
     either_store.append_outcomes("idle", pa.concat_tables(rows))
     reader, generation = either_store.reader, Generation(4, 0, {}, {})
-    select, sizes = reader.select, list[int]()
+    read, sizes = reader.rows, list[int]()
 
     def sized(*args: Any, **options: Any) -> pa.Table:
-        found = select(*args, **options)
+        found = read(*args, **options)
         sizes.append(found.num_rows)
         return found
 
-    monkeypatch.setattr(reader, "select", sized)
+    monkeypatch.setattr(reader, "rows", sized)
     for limit in (20, 10_000):
         monkeypatch.setattr("watersmeet.lake.decisions.PIECE_ROWS", limit)
         found = [*read_decisions(reader, generation)]

@@ -90,7 +90,7 @@ _ORDER: Final = ("partition", "event_time", "offset")
 _WAITING: Final[Where] = [[("status", "=", "waiting")]]
 
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
-"""Number of bytes of large rows, as they are in memory, in a row group of a file."""
+"""Number of bytes of rows, as they are in memory, in a row group of a file."""
 
 _MERGED_BYTES: Final = 128 * 1024 * 1024
 """Bytes of rows up to which delta-rs's MERGE gets them."""
@@ -99,6 +99,9 @@ _DISTINCT: Final = frozenset(["offset", "key", "value", "merge_key"])
 """Columns of bronze whose values hardly ever repeat: looking for repetitions would cost more than
 it saves.
 """
+
+_LEAST_ROW_BYTES: Final = 32
+"""Number of bytes that a row counts at least: a row group has at most a million rows."""
 
 _ASKED_AT_ONCE: Final = 16
 """Number of files whose sizes are asked for at a time."""
@@ -550,6 +553,7 @@ class EmbeddedEngine(Polling):
             writer = self._writer_of(table)
             delta_table.optimize.compact(
                 target_size=file_bytes,
+                max_concurrent_tasks=1,  # each has rows in memory
                 writer_properties=writer,
                 **_commit_arguments(delta_table, None),
             )
@@ -583,13 +587,12 @@ class EmbeddedEngine(Polling):
     def _writer(self, table: str, row_bytes: int) -> WriterProperties:
         """Return the properties for writing files of a table with rows of this size in memory.
 
-        Large rows go into row groups that fit into memory, since readers unpack up to thousands of
+        Row groups fit into memory, since a writer holds one, and readers unpack up to thousands of
         rows of one at a time.
         """
-        is_large = row_bytes * _ROWS_AT_ONCE > ROW_GROUP_BYTES
         return WriterProperties(
             compression="SNAPPY",  # as Spark
-            max_row_group_size=max(1, ROW_GROUP_BYTES // row_bytes) if is_large else None,
+            max_row_group_size=max(1, ROW_GROUP_BYTES // max(row_bytes, _LEAST_ROW_BYTES)),
             statistics_truncate_length=STATISTICS_BYTES,
             default_column_properties=ColumnProperties(statistics_enabled="NONE"),
             column_properties=dict.fromkeys(

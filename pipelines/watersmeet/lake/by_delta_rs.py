@@ -112,8 +112,10 @@ class DeltaRsReader(TableReader):
         try:
             answer = pa.RecordBatchReader.from_stream(query.execute(sql))
             plain = plain_schema(answer.schema)
+            if plain == answer.schema:
+                return answer.read_all()
             # One at a time: what is cast is in memory beside what it was.
-            return pa.Table.from_batches((batch.cast(plain) for batch in answer), plain)
+            return pa.Table.from_batches((_copied(each.cast(plain)) for each in answer), plain)
         except (DeltaError, pa.ArrowException, OSError):
             if version is not None and self._lacks_files(table, delta_table):
                 raise VersionGoneError(table, version) from None
@@ -363,6 +365,13 @@ class _Selection(NamedTuple):
         """The clause that groups rows, as SQL; empty where they are not grouped."""
         by = ", ".join(map(sql_name, self.columns))
         return f" GROUP BY {by}" if self.is_grouped and by else ""
+
+
+def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch that shares no buffer: a single one would keep the pages of the file that all
+    others were cast from, with the rows that do not meet the conditions.
+    """
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
 _BATCH_ROWS: Final = 8192

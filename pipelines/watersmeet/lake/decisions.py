@@ -13,7 +13,15 @@ from watersmeet.core.silver import IDLE
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.inputs import topic_partition
-from watersmeet.lake.table_reader import Condition, TableReader, Where, in_portions
+from watersmeet.lake.pieces import read_pieces
+from watersmeet.lake.table_reader import (
+    ROW_BYTES,
+    Condition,
+    TableReader,
+    Where,
+    in_portions,
+    normalise,
+)
 from watersmeet.lake.tables import Table
 
 Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
@@ -35,8 +43,9 @@ def read_decisions(
     to them: memory holds `PIECE_ROWS` at a time.
     """
     of_these = [[_of(generation), *term] for term in where or [()]]
-    for piece in _pieces(reader, of_these):
-        yield from _decided(reader.select(tables.IDLE_HEARTBEATS, [*_ROW], piece))
+    size = PIECE_ROWS * ROW_BYTES
+    for rows in read_pieces(reader, tables.IDLE_HEARTBEATS, _ROW, of_these, _ORDER, size):
+        yield from _decided(normalise(rows))
 
 
 def last_decisions(
@@ -74,27 +83,6 @@ _ROW = (*_INPUT, "after_offset", "event_time", "decided_at", "tenant")
 
 def _of(generation: Generation) -> Condition:
     return ("generation", "=", generation.number)
-
-
-def _pieces(reader: TableReader, where: Where) -> Iterator[Where]:
-    """Yield conditions for parts of these rows, in their order, each with `PIECE_ROWS` at most.
-
-    A decision is in one of them, with all its rows.
-    """
-    values = {"rows": ("count", "*")}
-    for name in _ORDER:
-        values |= {f"first {name}": ("min", name), f"last {name}": ("max", name)}
-    [found] = reader.summary(tables.IDLE_HEARTBEATS, [], values, where).to_pylist()
-    if not found["rows"]:
-        return
-    bounds = {name: (found[f"first {name}"], found[f"last {name}"]) for name in _ORDER}
-    column = next((name for name, (first, last) in bounds.items() if first < last), None)
-    if column is None or found["rows"] <= PIECE_ROWS:
-        yield where
-        return
-    middle = sum(bounds[column]) // 2
-    for half in (column, "<=", middle), (column, ">", middle):
-        yield from _pieces(reader, [[*term, half] for term in where])
 
 
 def _decided(rows: pa.Table) -> Iterator[Decided]:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from watersmeet.core.columns import Int64s, int64s
 from watersmeet.core.dead_letters import redrive_messages
 from watersmeet.core.inputs import InputId
-from watersmeet.core.reading import KEYED_BY, Reason, merge_keys
+from watersmeet.core.reading import KEYED_BY, REDRIVEN_FROM, Reason, merge_keys
 from watersmeet.core.redriven import fingerprint, redriven_offset
 from watersmeet.core.repartition import murmur2
 from watersmeet.errors import ConfigurationError, TransactionTimeoutError
@@ -46,18 +46,16 @@ from watersmeet.lake.chunks import (
 )
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.identity import differences, identity
-from watersmeet.lake.inputs import first_offsets, of_input, of_topic
+from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.lease import FORGET, check_not_changing
 from watersmeet.lake.location import Lake
+from watersmeet.lake.pieces import BY_OFFSET, read_pieces
 from watersmeet.lake.table_reader import Condition, TableReader, within
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.transaction_size import TransactionSize
 from watersmeet.settings import Settings
 
 _WHOLE = ["partition", "offset", *KEYED_BY]
-
-SPAN = 1_000_000
-"""Approximate number of records whose headers are read at a time."""
 
 
 @dataclass
@@ -170,19 +168,25 @@ class Redrive:
         size = TransactionSize(CHUNKS, CHUNKS)
         sent = 0
         while chunks:
-            read = [
-                read_chunk(self.reader, chunk, RECORD, conditions).sort_by(order)
-                for chunk in chunks[: size.limit]
-            ]
+            counts = list[int]()
+
+            def messages(some: Sequence[Chunk], counts: list[int]) -> Iterator[pa.Table]:
+                """Yield a chunk's messages when they are sent: memory holds one at a time."""
+                for chunk in some:
+                    rows = read_chunk(self.reader, chunk, RECORD, conditions).sort_by(order)
+                    counts.append(rows.num_rows)
+                    yield redrive_messages(rows)
+
+            some = chunks[: size.limit]
             try:
-                publisher.send(map(redrive_messages, read))
+                publisher.send(messages(some, counts))
             except TransactionTimeoutError:
-                if not size.timed_out(len(read)):
+                if not size.timed_out(len(some)):
                     raise
                 self._begin(publisher)
                 continue
-            sent += sum(rows.num_rows for rows in read)
-            chunks = chunks[len(read) :]
+            sent += sum(counts)
+            chunks = chunks[len(some) :]
         return sent
 
     def _check_partitions(
@@ -315,26 +319,16 @@ def redriven_in_bronze(
     """Yield the redriven records that bronze has in ranges `[from, until)`, by partition.
 
     A few more may come. Each is given as its partition, its own offset and that of the refused
-    record that it was. The headers of a span of offsets are read at a time, and whole records only
-    where these say that they were redriven.
+    record that it was. Whole records are read only where they say that they were redriven.
     """
     input_id = refused.input
     table = tables.bronze(input_id.source)
-    begins = {p: at for p, (at, _) in ranges.items()}
-    step = max(1, SPAN // max(1, len(ranges)))
-    while begins := {
-        p: at
-        for p, at in first_offsets(reader, input_id, "offset", begins).items()
-        if at < ranges[p][1]
-    }:
-        spans = {p: (at, min(at + step, ranges[p][1])) for p, at in begins.items()}
-        with_headers = [[*terms, ("headers", "is not null", None)] for terms in within(spans)]
-        where = of_topic(input_id, with_headers)
-        read = reader.select(table, ["partition", "offset", "headers"], where)
-        claims = _claims(input_id.topic, read)
-        for rows in records_at(reader, input_id, table, {(p, at) for p, at, *_ in claims}, _WHOLE):
-            yield from refused.confirmed(rows)
-        begins = {p: until for p, (_, until) in spans.items()}
+    if not ranges or not reader.exists(table):
+        return
+    says_so: Condition = (REDRIVEN_FROM.name, "is not null", None)
+    where = of_topic(input_id, [[*terms, says_so] for terms in within(ranges)])
+    for rows in read_pieces(reader, table, _WHOLE, where, BY_OFFSET):
+        yield from refused.confirmed(rows)
 
 
 def _claims(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:

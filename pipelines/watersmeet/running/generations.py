@@ -319,10 +319,10 @@ class Jump:
         for input_id in self.settings.inputs:
             self._read_missing(input_id)
         if any(jump.read_again for jump in self.jumps):
-            engine = self.owner.engine
-            messages = out_offsets(engine, self.settings, self._before, self.tails)
+            reader = self._reader
+            messages = out_offsets(reader, self.settings, self._before, self.tails)
             corrections = corrected_offsets(
-                engine, self.settings, self._before, self.correction_tails
+                reader, self.settings, self._before, self.correction_tails
             )
             spans = {
                 jump.tp: (jump.to_offset, jump.from_offset)

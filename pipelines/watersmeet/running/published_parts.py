@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +22,11 @@ from watersmeet.core.plan import (
 )
 from watersmeet.core.repeated import RECORD_IDS
 from watersmeet.core.sequence import CORRECTED, MERGED, Place, Tail
-from watersmeet.engine import Engine
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation, Generations
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.order import with_message
+from watersmeet.lake.pieces import BY_TIME, read_pieces
 from watersmeet.lake.recovered import joined, parts_of_messages
 from watersmeet.lake.retention_bounds import read_retention_bounds
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, within
@@ -47,7 +48,7 @@ PARTS = pa.schema(
 
 
 def out_offsets(
-    engine: Engine,
+    reader: TableReader,
     settings: Settings,
     generations: Generations,
     tails: Mapping[int, Tail],
@@ -59,24 +60,20 @@ def out_offsets(
     """
     newest = generations.newest
     names = ["partition", "batch", *MERGED.order, *part_columns(settings)]
-    valid = engine.read(tables.SILVER, names, [with_message(MERGED)])
-    function = partial(
-        _parts_of_messages,
-        newest=newest,
-        tails=tails,
-        inputs=settings.inputs,
-    )
-    published = engine.collect(engine.per_partition(function, [valid], PARTS))
+    published = [
+        offsets_of(_parts_of_messages(rows, newest, tails, settings.inputs), settings.inputs)
+        for rows in read_pieces(reader, tables.SILVER, names, [with_message(MERGED)], BY_TIME)
+    ]
     if generations[0].kind == "sink":  # what it has passed over, the sink of the lost lake had
         of_first: Where = [[("status", "=", "passed"), ("generation", "=", generations[0].number)]]
-        recovered = engine.reader.rows(tables.SILVER, PARTS.names, of_first)
-        published = pa.concat_tables([published, recovered.cast(PARTS)])
-    parts = offsets_of(published, settings.inputs)
-    return joined([*parts.items(), *passed_over(engine.reader, newest).items()])
+        recovered = reader.rows(tables.SILVER, PARTS.names, of_first)
+        published.append(offsets_of(recovered.cast(PARTS), settings.inputs))
+    published.append(passed_over(reader, newest))
+    return joined(chain.from_iterable(parts.items() for parts in published))
 
 
 def corrected_offsets(
-    engine: Engine,
+    reader: TableReader,
     settings: Settings,
     generations: Generations,
     tails: Mapping[int, Tail],
@@ -86,7 +83,7 @@ def corrected_offsets(
     `tails`: the last messages of their topic now. Of an earlier generation, what is published lies
     before the tails at which the next one begins. Those of a lost lake count as published, too.
     """
-    if not engine.reader.exists(tables.CORRECTIONS):
+    if not reader.exists(tables.CORRECTIONS):
         return {}
     after = [*(generation.correction_tails for generation in generations[1:]), tails]
     spans = [
@@ -100,9 +97,11 @@ def corrected_offsets(
         inputs=settings.inputs,
     )
     names = ["generation", "partition", *CORRECTED.order, "valid", *part_columns(settings)]
-    rows = engine.read(tables.CORRECTIONS, names)
-    parts = engine.collect(engine.per_partition(function, [rows], PARTS))
-    return joined(offsets_of(parts, settings.inputs).items())
+    published = (
+        offsets_of(function(rows), settings.inputs)
+        for rows in read_pieces(reader, tables.CORRECTIONS, names, (), BY_TIME)
+    )
+    return joined(chain.from_iterable(parts.items() for parts in published))
 
 
 def late_duplicates(
@@ -147,8 +146,12 @@ def deleted_offsets(
     older: Where = [[("partition", "=", p), ("event_time", "<", time)] for p, time in times.items()]
     if not older:
         return {}
-    rows = reader.rows(tables.SILVER, ["partition", *part_columns(settings)], older)
-    kept = offsets_of(places_of_parts(rows, settings.inputs), settings.inputs)
+    names = ["partition", *part_columns(settings)]
+    of_rows = (
+        offsets_of(places_of_parts(rows, settings.inputs), settings.inputs)
+        for rows in read_pieces(reader, tables.SILVER, names, older, ("partition", "event_time"))
+    )
+    kept = joined(chain.from_iterable(parts.items() for parts in of_rows))
     deleted = list[tuple[TopicPartition, Int64s]]()
     for input_id in settings.inputs:
         old_records = [
@@ -204,11 +207,7 @@ def passed_over(reader: TableReader, generation: Generation) -> dict[TopicPartit
 
 
 def _parts_of_messages(
-    rows: pa.Table,
-    *,
-    newest: Generation,
-    tails: Mapping[int, Tail],
-    inputs: Sequence[InputId],
+    rows: pa.Table, newest: Generation, tails: Mapping[int, Tail], inputs: Sequence[InputId]
 ) -> pa.Table:
     """Return the parts of those finished, valid rows that are published, and their duplicates.
 
