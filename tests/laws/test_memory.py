@@ -18,8 +18,6 @@ from tests.support.topics import produce
 from watersmeet.lake import tables
 from watersmeet.lake.maintenance import FILE_BYTES
 
-pytestmark = [pytest.mark.long, pytest.mark.promise("C26")]
-
 SMALL_BOUNDS = (
     sys.executable,
     "-c",
@@ -51,6 +49,8 @@ ALLOWED_MIB = {"maintain": FILE_BYTES // MIB}
 """What it may take besides: only the larger lake has files that it rewrites into larger ones."""
 
 
+@pytest.mark.promise("C26")
+@pytest.mark.long
 def test_a_command_takes_no_more_memory_on_a_lake_that_is_ten_times_as_large(
     kafka: str, tmp_path: Path
 ) -> None:

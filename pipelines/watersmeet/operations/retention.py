@@ -365,15 +365,10 @@ def _redriven(
     Without one of them, its refused record could be redriven again.
     """
     where = of_input(input_id, [[NOT_FORGOTTEN]])
-    places = reader.select(tables.QUARANTINE, ["partition", "offset"], where)
-    refused: dict[int, set[int]] = {}
-    for p, offset in zip(
-        places["partition"].to_pylist(), places["offset"].to_pylist(), strict=True
-    ):
-        refused.setdefault(p, set()).add(offset)
-    ranges = {p: (min(offsets) + 1, ends[p]) for p, offsets in refused.items() if p in ends}
+    firsts = reader.summary(tables.QUARANTINE, ["partition"], {"first": ("min", "offset")}, where)
+    first = by_partition(firsts, "first")
+    ranges = {p: (at + 1, ends[p]) for p, at in first.items() if p in ends}
     needed: dict[int, list[int]] = {}
-    for p, at, offset in redriven_in_bronze(reader, Refused(reader, input_id), ranges):
-        if offset in refused.get(p, ()):
-            needed.setdefault(p, []).append(at)
+    for p, at, _ in redriven_in_bronze(reader, Refused(reader, input_id), ranges):
+        needed.setdefault(p, []).append(at)
     return needed
