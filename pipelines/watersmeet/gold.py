@@ -31,7 +31,12 @@ from time import monotonic
 
 from watersmeet.core.sequence import FORGOTTEN, MERGED, Sequence, Tail
 from watersmeet.engine import Engine
-from watersmeet.errors import SinkReplacedError, TransactionTimeoutError, kind_of
+from watersmeet.errors import (
+    ForeignMessageError,
+    SinkReplacedError,
+    TransactionTimeoutError,
+    kind_of,
+)
 from watersmeet.faults import fault_point
 from watersmeet.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
 from watersmeet.kafka.publisher import Publisher, sink_publisher
@@ -120,7 +125,8 @@ class Gold:
     def recover(self) -> dict[int, Tail]:
         """Return the tail of every partition's sequence, as the sink says.
 
-        Afterwards no transaction is open, and `published` covers every published message.
+        Afterwards no transaction is open, and `published` covers every published message. Raises
+        ForeignMessageError if the last message of a partition is none that the lake has published.
         """
         self.check_owner()
         self._ensure_topic()
@@ -134,6 +140,9 @@ class Gold:
         }
         if self.settings.publish.delivery == "at_least_once":
             sink_tails = self._without_gaps(sink_tails, {**self.sequence.first_tails(), **noted})
+        for p, tail in sink_tails.items():
+            if not self.sequence.bears_out(p, tail, noted.get(p)):
+                raise ForeignMessageError(self.sequence.topic, p, tail.offset or 0)
         counts_as_out = self.settings.publish.delivery == "at_most_once"
         # A partition that retention has emptied has no message in the sink: its noted tail stays.
         tails = dict(noted)

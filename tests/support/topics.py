@@ -242,7 +242,8 @@ def dead_letters(kafka: Access, topic: str, partitions: int) -> list[Letter]:
     """Every dead letter of a topic, by partition, in order."""
     found = []
     for message in consume(kafka, topic, partitions):
-        headers = [one for one in message.headers() if one[0] != "watersmeet.next_offsets"]
+        beside = ("watersmeet.life", "watersmeet.next_offsets")
+        headers = [one for one in message.headers() if one[0] not in beside]
         (*own, reason, of_topic, partition, offset) = headers
         assert [name for name, _ in headers[len(own) :]] == [
             f"watersmeet.{n}" for n in ("reason", "topic", "partition", "offset")

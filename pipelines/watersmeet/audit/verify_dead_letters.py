@@ -29,6 +29,7 @@ from watersmeet.core.dead_letters import (
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import FORGOTTEN
+from watersmeet.core.sequence import LIFE
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
@@ -117,6 +118,9 @@ def check_dead_letters(partition: Partition, topic: DeadLetterTopic, findings: F
     for batch in read_range(
         partition.evidence.settings.kafka, Range(topic.name, p, first, end), READ
     ):
+        batch = batch.filter(_is_own(batch, partition.evidence.generation.life))
+        if not batch.num_rows:
+            continue
         headers = batch["headers"][-1].as_py() or []
         last_headers = {header["key"]: header["value"] for header in headers}
         where = f"{topic.name}[{p}]@{batch['offset'][-1]}"
@@ -157,6 +161,15 @@ def check_dead_letters(partition: Partition, topic: DeadLetterTopic, findings: F
         _check_missing(partition, topic, TopicPartition(input_id, p), missing, findings)
 
 
+def _is_own(batch: pa.RecordBatch, life: str) -> pa.Array:
+    """Return True for each message that does not say that it is another lake's."""
+    lives = (
+        [header["value"] for header in (headers or [])[-2:] if header["key"] == LIFE]
+        for headers in batch["headers"].to_pylist()
+    )
+    return pa.array([its in ([], [life.encode()]) for its in lives], pa.bool_())
+
+
 def _read(
     batch: pa.RecordBatch, partition: Partition, topic: DeadLetterTopic, findings: Findings
 ) -> Iterator[DeadLetter]:
@@ -171,6 +184,8 @@ def _read(
     for at, key, value, headers in zip(*columns, strict=True):
         own = [(header["key"], header["value"]) for header in headers or []]
         if own and own[-1][0] == NEXT_OFFSETS:
+            own.pop()
+        if own and own[-1][0] == LIFE:
             own.pop()
         ours = {
             name: (text or b"").decode(errors="replace") for name, text in own[-len(_COORDINATES) :]

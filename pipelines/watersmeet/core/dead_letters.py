@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from watersmeet.core.headers import header_json
 from watersmeet.core.reading import record_bytes
 from watersmeet.core.redriven import REDRIVEN
+from watersmeet.core.sequence import LIFE
 from watersmeet.core.types import HEADERS
 
 REASON = "watersmeet.reason"
@@ -71,12 +72,15 @@ It is the offset from which on records are not there yet.
 """
 
 
-def dead_letter_messages(rows: pa.Table, after: SentOffsets, room: Room | None = None) -> pa.Table:
+def dead_letter_messages(
+    rows: pa.Table, after: SentOffsets, room: Room | None = None, life: str = ""
+) -> pa.Table:
     """Return the dead letters of some records, in order of (partition, source, offset).
 
     The columns are those of `LETTERS`. `rows`: source, topic, partition, offset, kafka_timestamp
     (ms), key, value, headers and reason of each record. A dead letter has the record's own headers,
-    then those that say why it is there and where it was. The last one of a partition also has the
+    then those that say why it is there, where it was, and of which `life` the lake is that sends it
+    (if it has a name). The last one of a partition also has the
     topic's progress there `after` it. A dead letter for which there is no `room` comes without its
     value; if there is still none, without anything of the record's own.
     """
@@ -94,6 +98,8 @@ def dead_letter_messages(rows: pa.Table, after: SentOffsets, room: Room | None =
         size = {VALUE_BYTES: left_out[i]} if i in left_out else {}
         facts = {**size, REASON: reason, TOPIC: topic, PARTITION: partitions[i], OFFSET: offset}
         added = [(name, str(value).encode()) for name, value in facts.items()]
+        if life:
+            added.append((LIFE, life.encode()))
         if i in lasts:
             progress = dict(after[partitions[i]])
             added.append((NEXT_OFFSETS, orjson.dumps(progress, option=orjson.OPT_SORT_KEYS)))

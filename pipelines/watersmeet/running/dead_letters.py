@@ -1,9 +1,9 @@
 """Dead letters: sends late and refused records to topics of their own, as they came, each once.
 
-A topic itself says how far it is: the last message of each partition has, by input, the offset up
-to which the records of `late`, or of `quarantine`, are sent. Both views grow in order of offset in
-each topic-partition, so everything from there on is missing. A publication is made in these steps,
-by the process that owns gold:
+A topic itself says how far it is: the last message in each partition that is this lake's has, by
+input, the offset up to which the records of `late`, or of `quarantine`, are sent. Both views grow
+in order of offset in each topic-partition, so everything from there on is missing. A publication is
+made in these steps, by the process that owns gold:
 
 1. *plan*: find the records that the view has from there on;
 2. *read* them in chunks from bronze, which has their keys and headers;
@@ -40,6 +40,8 @@ from watersmeet.core.dead_letters import (
 )
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
+from watersmeet.core.recovery import text_of
+from watersmeet.core.sequence import LIFE
 from watersmeet.engine import Engine
 from watersmeet.errors import (
     ForeignMessageError,
@@ -52,7 +54,7 @@ from watersmeet.errors import (
 from watersmeet.faults import fault_point
 from watersmeet.kafka.cluster import Cluster, dead_letter_settings
 from watersmeet.kafka.publisher import Publisher, record_publisher
-from watersmeet.kafka.reading import headers_of
+from watersmeet.kafka.reading import headers_of, read_tails
 from watersmeet.lake import tables
 from watersmeet.lake.chunks import (
     CHUNK_ROWS,
@@ -63,6 +65,7 @@ from watersmeet.lake.chunks import (
     chunks_of,
     read_chunk,
 )
+from watersmeet.lake.generations import Generations, read_generations
 from watersmeet.lake.inputs import of_input, topic_partition
 from watersmeet.lake.published import last_letters
 from watersmeet.lake.table_reader import Condition, TableReader, Where, within
@@ -122,6 +125,8 @@ class DeadLetters:
     _size: TransactionSize = field(default_factory=lambda: TransactionSize(CHUNKS, CHUNKS))
     _room: Room | None = None
     """Maximum size of a message in the topic, once the topic has refused one."""
+    _generations: Generations = field(default_factory=Generations)
+    """Empty until the lake has begun. No other one begins while this process is the owner."""
     _versions: list[int] = field(default_factory=list, repr=False)
     """Versions of the tables all of whose records are sent."""
 
@@ -129,7 +134,7 @@ class DeadLetters:
         """Send every record that the table has beyond what is sent; yield the count per
         transaction.
         """
-        while not is_stopping():
+        while not is_stopping() and self._has_begun():
             versions = [self._engine.reader.version(table) for table in self._tables]
             if self._sent_offsets is not None and versions == self._versions:
                 return
@@ -171,13 +176,13 @@ class DeadLetters:
 
     def complete(self) -> None:
         """Complete `dead_letters`, as the topic says, and remember how far each partition is."""
-        if self._sent_offsets is None:
+        if self._sent_offsets is None and self._has_begun():
             self._sent_offsets = self.recover()
 
     def recover(self) -> dict[int, dict[InputId, int]]:
-        """Return how far every partition of the topic is, by its last message.
+        """Return how far every partition of the topic is, by its last message that is this lake's.
 
-        For an empty partition, `dead_letters` says it. Afterwards no
+        For a partition without one, `dead_letters` says it. Afterwards no
         transaction is open, and `dead_letters` has noted what is sent.
         """
         self.check_owner()
@@ -190,12 +195,24 @@ class DeadLetters:
         self._sink = self._identified()
         noted = last_letters(self._engine.reader, self._sink)
         self._publisher.begin()
-        progress = {
-            p: self._parse_progress(message, noted)
-            for p, message in self._publisher.tails(self.partitions).items()
-        }
+        bounds = self._publisher.settled_bounds(self.partitions)
+        last = read_tails(self.settings.kafka, self.topic, self.partitions, bounds, self._is_own)
+        progress = {p: self._parse_progress(message, noted) for p, message in last.items()}
         self._note(progress, noted)
         return noted | progress
+
+    def _is_own(self, message: Message) -> bool:
+        """Return True unless a message says that it is another lake's."""
+        return text_of(dict(headers_of(message)), LIFE) in ("", self._life)
+
+    def _has_begun(self) -> bool:
+        if not self._generations:
+            self._generations = read_generations(self._engine.reader, self.settings)
+        return bool(self._generations)
+
+    @property
+    def _life(self) -> str:
+        return self._generations.newest.life
 
     def _pending(self, sent_offsets: Sent) -> list[Chunk]:
         """Return what the table has beyond what is sent, input by input (step 1)."""
@@ -233,7 +250,7 @@ class DeadLetters:
                 for p, offsets in chunk.offsets.items():
                     after[p][chunk.input] = int(offsets[-1]) + 1
                 sent += rows.num_rows
-                yield dead_letter_messages(rows, self._named(after), self._room)
+                yield dead_letter_messages(rows, self._named(after), self._room, self._life)
 
         fault_point("letters.publish")
         with self.owner.step("gold", "publish"):

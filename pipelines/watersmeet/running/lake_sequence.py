@@ -24,7 +24,8 @@ from watersmeet.lake.epochs import Epochs, read_epochs
 from watersmeet.lake.generations import Generations, read_generations
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import last_tails
-from watersmeet.running.publication_plan import LIMIT_BYTES, Limits, Pending, Unpublished
+from watersmeet.lake.table_reader import Condition, row_count
+from watersmeet.running.publication_plan import LIMIT_BYTES, Limits, Pending, Range, Unpublished
 from watersmeet.running.recovery_headers import RecoveryHeaders
 from watersmeet.running.transaction_size import TransactionSize
 from watersmeet.settings import Settings
@@ -143,6 +144,39 @@ class LakeSequence:
     def noted(self, sink: str) -> dict[int, Tail]:
         """Return, by partition, how far the sequences of a topic have come, as `published` says."""
         return last_tails(self.engine.reader, self.sequence, sink)
+
+    def bears_out(self, partition: int, tail: Tail, noted: Tail | None) -> bool:
+        """Return True if the lake has what the last message of a partition says, with its number.
+
+        `noted`: the last one that `published` has of the topic. Beyond it, the message must be that
+        of a finished row, and every row up to there must have one.
+        """
+        if not self.has_begun():
+            return True
+        if noted is not None and tail.seq <= noted.seq:
+            is_noted = tail.seq == noted.seq
+            return tail.place == noted.place if is_noted else tail.place < noted.place
+        begun = self.first_tails().get(partition)
+        if noted is None and begun is not None and tail.seq == begun.seq:
+            return tail.place == begun.place
+        return any(
+            self._leads_to(partition, last, tail)
+            for last in ((begun, None) if noted is None else (noted,))
+        )
+
+    def _leads_to(self, partition: int, last: Tail | None, tail: Tail) -> bool:
+        """Return True if the rows after one message end at another, and are as many as it says."""
+        since, seq = (None, -1) if last is None else (last.place, last.seq)
+        if tail.seq <= seq or (since is not None and tail.place <= since):
+            return False
+        reader, finished = self.engine.reader, self._unpublished({}, None)
+        where = finished.of({partition: Range(since, tail.place)})
+        if row_count(reader, self.sequence.table, where) != tail.seq - seq:
+            return False
+        here: list[Condition] = [
+            (name, "=", value) for name, value in self.sequence.values(tail.place).items()
+        ]
+        return row_count(reader, self.sequence.table, [[*term, *here] for term in where]) == 1
 
     def has_begun(self) -> bool:
         """Return True where the lake says where its newest generation begins."""
