@@ -71,6 +71,7 @@ SPARK_TESTS = (
     "tests/laws/test_rebuild.py",
     "tests/laws/test_sessions.py",
     "tests/laws/test_silver.py",
+    "tests/laws/test_too_large.py",
     "tests/laws/test_touched.py",
     "tests/laws/test_turns.py",
 )

@@ -56,6 +56,7 @@ from watersmeet.core.sequence import CORRECTED, ID, LATE, MERGED, SEQ, VERSION
 from watersmeet.core.sequence import TENANT as TENANT_HEADER
 from watersmeet.core.silver import with_status
 from watersmeet.core.step import State, step
+from watersmeet.core.too_large import EXCESS
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
 from watersmeet.expressions.publish import Expressions
@@ -124,10 +125,11 @@ def try_records(
     - `late`, `duplicates`, `quarantined` and `waiting`: records in the order in which they came.
       With tenants, those that wait for their tenant's clock have a `position`. A duplicate has its
       `id`, in `of_offset` the offset of the part that counts, and `is_late`.
+    - `excess`: records of merge records that are too large.
     - `corrections`: the messages of corrections, in order, each with `version` and the record that
       made it (`late`). A null value takes back what was sent.
     - `too_many`: those of the late records that correct nothing, since their merge record has as
-      many versions as it may.
+      many versions as it may, or is too large, or would be with them.
     - `read`: by source, how many records there were, and how many of them were heartbeats or
       skipped tombstones.
 
@@ -379,8 +381,13 @@ class DryRun:
         corrections = correction_schema(types, self.settings.inputs, has_ids=has_ids).empty_table()
         too_many = corrections
         duplicates = DUPLICATE_SCHEMA.empty_table()
+        excess = EXCESS.empty_table()
         merge_settings = self.settings.merge
-        rules = Rules(merge_settings.window, lag_ms=merge_settings.tenant_max_lag_ms)
+        rules = Rules(
+            merge_settings.window,
+            lag_ms=merge_settings.tenant_max_lag_ms,
+            bounds=merge_settings.bounds,
+        )
         state = State(0, cursors, {})
         clocks = {}
         for number in range(1 + close):
@@ -406,12 +413,14 @@ class DryRun:
                 late = pa.concat_tables([late, new])
                 repeated = with_status(changed, "duplicate").select(DUPLICATE_SCHEMA.names)
                 duplicates = pa.concat_tables([duplicates, repeated])
+                large = with_status(changed, "excess").select(EXCESS.names)
+                excess = pa.concat_tables([excess, large])
                 pending = pa.concat_tables([pending, new.filter(pc.is_valid(new["u"]))])
                 now = settled(pending, done.clocks, plan.clocks, rules)
                 made = self._corrected(now, silver, corrections, batch)
                 pending = without(pending, now.rows)
                 corrections = pa.concat_tables([corrections, made.corrections])
-                too_many = pa.concat_tables([too_many, made.too_many])
+                too_many = pa.concat_tables([too_many, made.not_corrected])
                 duplicates = pa.concat_tables([duplicates, made.duplicates])
                 state = done.state
             clocks[number] = state.clocks
@@ -426,6 +435,7 @@ class DryRun:
             "late": self._described(late, *_RECORD, "position"),
             "too_many": self._described(as_silver(too_many), *_RECORD),
             "duplicates": self._described(duplicates, *_RECORD, "id", "of_offset", "is_late"),
+            "excess": self._described(excess, *_RECORD),
             "quarantined": self._described(
                 self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
             ),

@@ -48,6 +48,7 @@ from watersmeet.configuration.values import (
     StartTimestamp,
     parse_duration,
 )
+from watersmeet.core.bounds import BOUNDS, Bounds
 from watersmeet.core.inputs import InputId, names_of, of_source
 from watersmeet.core.paths import parse_path
 from watersmeet.core.window import Closing, Window
@@ -68,7 +69,12 @@ __all__ = [
 
 
 _KAFKA_RULES = {"max_record_bytes": "max_record_bytes"}
-_MERGE_RULES = {"timeout": "timeout_ms", "window": "window_by_gap", "max_future": "max_future_ms"}
+_MERGE_RULES = {
+    "timeout": "timeout_ms",
+    "window": "window_by_gap",
+    "max_future": "max_future_ms",
+    **{name: name for name in ("max_parts", "max_bytes")},
+}
 _TENANT_RULES = {"tenant_max_lag": "tenant_max_lag_ms"}
 _PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes", "corrections")}
 _SOURCE_RULES = {
@@ -155,6 +161,8 @@ class MergeSettings(Part):
     )
     max_future_ms: kinds.Duration = Field(default=86_400_000, validation_alias="max_future")
     max_records_per_batch: kinds.Count = 1_000_000
+    max_parts: kinds.Count = BOUNDS.max_parts
+    max_bytes: kinds.Size = BOUNDS.max_bytes
     idle_after_ms: kinds.PositiveDuration | None = Field(
         default=None, validation_alias="idle_after"
     )
@@ -166,6 +174,11 @@ class MergeSettings(Part):
         if self.window_by_gap is not None:
             return Window(self.window_by_gap.gap_ms, self.window_by_gap.max_ms)
         return Window(self.timeout_ms or 0)
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds of a merge record."""
+        return Bounds(self.max_parts, self.max_bytes)
 
     @property
     def closing(self) -> Closing:

@@ -13,7 +13,6 @@ from deltalake import write_deltalake
 from tests.audit.inputs import problems_in
 from tests.audit.test_verify import Change, altered, gone, twice
 from tests.laws.test_corrections import corrections
-from tests.laws.test_tenants import with_rules
 from tests.support.cases import cases_with_ids
 from tests.support.configurations import IDS, settings_for
 from tests.support.lakes import CaseLake
@@ -27,6 +26,7 @@ from watersmeet.lake.epochs import begin_epoch
 pytestmark = [pytest.mark.promise("A1"), pytest.mark.long]
 
 RULES = [(100, 250, 300), (60, 200, 500)]
+BOUNDS = {"max_parts": 3}
 PARTITIONS = 3
 
 
@@ -65,7 +65,7 @@ class Sound:
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     rules = IDS | corrections(max_versions=1)
     folder = tmp_path_factory.mktemp("damages")
-    settings = settings_for(folder, engine="embedded", merge=merge_of(RULES[0]), **rules)
+    settings = settings_for(folder, engine="embedded", merge=merge_of(RULES[0]) | BOUNDS, **rules)
     lake = CaseLake(open_engine(settings), settings, cases_with_ids(tenant_cases(PARTITIONS)))
     begin_epoch(lake.reader, lake.engine.append, settings, 0, 0)
     for share in (0.3, 0.5):
@@ -76,7 +76,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     lake.jump({tp: max(0, at.next_offset - 12) for tp, at in cursors}, tails)
     for number, share in enumerate((0.6, 0.7, 0.8, 0.9, 1.0)):
         if number == 2:
-            lake.settings = with_rules(lake.settings, RULES[1])
+            after = settings_for(folder, merge=merge_of(RULES[1]) | BOUNDS)
+            lake.settings = lake.settings.model_copy(update={"merge": after.merge})
             begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, 1)
         lake.arrive(share)
         lake.merge()
@@ -85,7 +86,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
 
     def noted(row: Row) -> Row:
         if row["generation"] == 1:
-            rows.setdefault(row["status"], []).append(row)
+            has_parts = row["tracking"] or row["orders"]
+            is_too_large = row["status"] in ("open", "timed_out") and not has_parts
+            rows.setdefault("too large" if is_too_large else row["status"], []).append(row)
         return row
 
     rewrite(lake.settings, tables.SILVER, noted)
@@ -127,6 +130,8 @@ COLUMNS = {
     "open": (*PLACE, "last_event_time", "due"),
     "waiting": (*PLACE, "position"),
     "timed_out": (*PLACE, "last_event_time", "due", "closed_at", "batch"),
+    "too large": (*PLACE, "last_event_time", "due", "closed_at", "batch"),
+    "excess": (*PLACE, "source", "topic", "offset"),
     "late": (*PLACE, "source", "topic", "offset", "position", "u", "id", "batch"),
     "duplicate": (*PLACE, "source", "topic", "offset", "id", "of_offset"),
     "passed": (*PLACE, "source", "topic", "offset", "position", "batch"),
@@ -165,6 +170,10 @@ def damages() -> Iterator[tuple[str, str, Change]]:
         yield status, "is of the batch before", altered(batch=lambda row: row["batch"] - 1)
         yield status, "is of a batch that never was", altered(batch=99)
         yield status, "is of another generation", altered(generation=7)
+    yield "excess", "is of a batch that never was", altered(batch=99)
+    yield "excess", "is late", altered(status="late", value=b"{}")
+    yield "too large", "is valid", altered(valid=True, invalid_reason=None)
+    yield "too large", "has another reason", altered(invalid_reason="predicate")
     yield "late", "has another value", altered(value=b"{}")
     yield "late", "passed", altered(status="passed", value=None, u=None)
     yield "passed", "is late", altered(status="late", value=b"{}")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.test_merge_tenants import VALUE_TYPES, PureLake
+from tests.core.test_merge_tenants import VALUE_TYPES, PureLake, rules_of, sized
 from tests.support.cases import SOURCES
 from tests.support.effort import draws
 from tests.support.inputs import input_of
@@ -40,7 +40,6 @@ from watersmeet.core.merge import LATE_SCHEMA, Batch
 from watersmeet.core.model import MergeRules, PartitionMerge, Record
 from watersmeet.core.plan import Rules
 from watersmeet.core.sequence import late_born_id, message_id
-from watersmeet.core.window import Window
 from watersmeet.settings import CorrectionSettings
 
 law = draws(100)
@@ -89,7 +88,7 @@ class CorrectingLake(PureLake):
         corrected = self.corrections.filter(pc.greater(self.corrections["version"], 0))
         made = correct(late, late_rules, closed, corrected, batch, corrected_before=before)
         valid = with_validity(made.corrections, [None] * len(made.corrections))
-        self.corrections = pa.concat_tables([self.corrections, valid, made.too_many])
+        self.corrections = pa.concat_tables([self.corrections, valid, made.not_corrected])
         self.late_duplicates += made.duplicates.to_pylist()
 
 
@@ -113,7 +112,9 @@ def _ms(time: datetime) -> int:
 
 
 def expected(found: PartitionCorrections, lake: CorrectingLake) -> list[tuple[Any, ...]]:
-    return sorted(_row(each, lake) for each in [*found.corrections, *found.too_many])
+    return sorted(
+        _row(each, lake) for each in [*found.corrections, *found.too_many, *found.too_large]
+    )
 
 
 def _row(each: Correction, lake: CorrectingLake) -> tuple[Any, ...]:
@@ -128,8 +129,10 @@ def _row(each: Correction, lake: CorrectingLake) -> tuple[Any, ...]:
         ]
         # Of those that a lost lake may have, which take no other, any number begin at one time.
         own = source, lake.offsets[source, each.late.record.offset]
-        [first] = [row for row in opened if (row["source"], row["offset"]) == own] or opened[-1:]
-        record_id = late_born_id(first["source"], first["topic"], 0, first["offset"])
+        firsts = [(row["source"], row["offset"]) for row in opened]
+        # One that is too large alone opens nothing.
+        first_source, first = own if own in firsts or not firsts else firsts[-1]
+        record_id = late_born_id(first_source, first_source, 0, first)
     else:
         record_id = message_id(0, each.event_time, each.key, each.tenant)
     return (
@@ -151,14 +154,13 @@ def _row(each: Correction, lake: CorrectingLake) -> tuple[Any, ...]:
 def test_corrections_are_what_the_model_makes_of_the_same_records(
     kind: str, data: st.DataObject
 ) -> None:
-    river = data.draw(KINDS[kind])
+    river = sized(data.draw(KINDS[kind]))
     within_ms = data.draw(st.sampled_from([0, 50, 300, 100_000]))
     most = data.draw(st.sampled_from([1, 2, MAX_VERSIONS]))
-    window = Window(river.rules.gap_ms, river.rules.max_ms)
     places = [each.place for each in _of_model(river.rules, within_ms, river.records).corrections]
     before = data.draw(st.none() | st.sampled_from(places)) if places else None
     before = before and before._replace(offset=2**62)  # a lake has other offsets than the model
-    lake = CorrectingLake(Rules(window, lag_ms=river.rules.lag_ms), within_ms, before, most)
+    lake = CorrectingLake(rules_of(river), within_ms, before, most)
     for chunk in data.draw(cuts(river.records)):
         for record in chunk:
             lake.arrive(record)

@@ -361,7 +361,8 @@ def _check(lake: PureLake) -> None:
     assert lake.content() == silver
     assert _late(lake) == late_rows
     assert _duplicates(lake) == _expected_duplicates(lake)
-    assert {entry[:5] for entry in _ids(lake) if entry[6] is not None} == {
+    of_closed = _ids(replace(lake, open_rows=None))
+    assert {entry[:5] for entry in of_closed if entry[6] is not None} == {
         (p, key, source, topic, offset) for p, source, topic, offset, key, *_ in _duplicates(lake)
     }
 
@@ -628,3 +629,39 @@ def test_a_chunk_is_not_in_memory_while_the_next_one_comes() -> None:
             assert applied(chunk, changed).num_rows in (0, 1)
             del chunk, changed
         assert peak() < 5 * MIB
+
+
+@pytest.mark.promise("R26")
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_hot_key_takes_the_memory_of_a_batch_once_and_then_none(repeats: bool) -> None:
+    """Also where its records repeat one id, so that their values come to little."""
+    count = 300_000
+
+    def hot(offsets: range) -> pa.Table:
+        columns = {
+            "offset": pa.array(offsets, pa.int64()),
+            "event_time": pa.array(np.full(len(offsets), 50_000)).cast(pa.timestamp("us", "UTC")),
+            "id": pa.array(["1" if repeats else str(n) for n in offsets]),
+        }
+        [row] = records_of(("tracking", 0, "undefined", 50, b"x")).to_pylist()
+        for name in RECORD_SCHEMA.names:
+            if name not in columns:
+                kind = RECORD_SCHEMA.field(name).type
+                columns[name] = pa.repeat(pa.scalar(row[name], kind), len(offsets))
+        schema = RECORD_SCHEMA.append(ID)
+        return pa.table(columns).select(schema.names).cast(schema)
+
+    silver = silver_schema(VALUE_TYPES, has_ids=True)
+    batch = replace(a_batch(50, count + 6), has_ids=True)
+    with arrow_peak() as peak:
+        merged = merge(hot(range(count)), silver.empty_table(), batch)
+        assert peak() < 110 * MIB
+    statuses = merged["status"].to_pylist()
+    assert (statuses.count("open"), statuses.count("excess")) == (1, count)
+    opened = new_rows(merged).filter(pc.equal(new_rows(merged)["status"], "open")).cast(silver)
+    assert opened.nbytes < 2_000
+    with arrow_peak() as peak:
+        merged = merge(hot(range(count, count + 6)), opened, batch)
+        assert peak() < MIB
+    [row] = [row for row in merged.to_pylist() if row["status"] == "open"]
+    assert (row["record_count"], row["record_bytes"]) == (count + 6, 0)

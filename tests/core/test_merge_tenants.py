@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +16,24 @@ from hypothesis import strategies as st
 from tests.support.cases import SOURCES
 from tests.support.effort import draws
 from tests.support.inputs import tp_of
-from tests.support.merges import MergeInput, tenant_inputs, with_ids
+from tests.support.merges import (
+    PARTS,
+    SIZES,
+    MergeInput,
+    begin_epoch,
+    tenant_inputs,
+    with_ids,
+    within_bounds,
+)
 from tests.support.strategies import cuts
+from watersmeet.core.bounds import Bounds
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, silver_schema
 from watersmeet.core.model import PartitionMerge, Record
 from watersmeet.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
 from watersmeet.core.repeated import DUPLICATE_SCHEMA, ID
 from watersmeet.core.step import State, step
+from watersmeet.core.too_large import EXCESS
 from watersmeet.core.window import Window
 
 law = draws(150)
@@ -33,6 +44,17 @@ RECORDS = RECORD_SCHEMA.append(ID)
 
 
 _OF_MERGE_RECORDS = ("open", "waiting", "timed_out")
+
+
+def value_of(record: Record) -> bytes:
+    """A value that tells the record, with its size, if that is large enough."""
+    return (b"%d" % record.offset).ljust(record.size)
+
+
+def sized(river: MergeInput) -> MergeInput:
+    """The input with the sizes of its values."""
+    records = [replace(each, size=len(value_of(each))) for each in river.records]
+    return replace(river, records=records)
 
 
 class PureLake:
@@ -47,6 +69,7 @@ class PureLake:
         self.silver = SILVER.empty_table()
         self.late: list[dict[str, object]] = []
         self.duplicates: list[dict[str, object]] = []
+        self.excess: list[dict[str, object]] = []
         self.begins_epoch = False
         self.offsets: dict[tuple[str, int], int] = {}
         """Offsets in this lake, by source and offset of what arrived."""
@@ -69,7 +92,7 @@ class PureLake:
         row |= {
             "event_time": record.event_time * 1000,
             "heartbeat": record.is_heartbeat,
-            "value": b"%d" % record.offset,
+            "value": value_of(record),
         }
         row |= {"tenant": record.tenant, "id": record.id}
         self.offsets[record.input.source, record.offset] = len(mine)
@@ -136,6 +159,7 @@ class PureLake:
         for status, rows, schema in (
             ("late", self.late, LATE_SCHEMA),
             ("duplicate", self.duplicates, DUPLICATE_SCHEMA),
+            ("excess", self.excess, EXCESS),
         ):
             own = [row for row in written if row["status"] == status]
             rows += [{name: row[name] for name in schema.names} for row in own]
@@ -171,6 +195,7 @@ class PureLake:
             sorted((_ms(position), *part) for position, part in waiting),
             sorted(late_rows, key=repr),
             sorted((str(r["source"]), r["offset"], r["of_offset"]) for r in self.duplicates),
+            sorted((str(r["merge_key"]), str(r["source"]), r["offset"]) for r in self.excess),
         )
 
 
@@ -237,18 +262,65 @@ def expected(model: PartitionMerge, offsets: Mapping[tuple[str, int], int]) -> t
             (r.input.source, offsets[r.input.source, r.offset], offsets[r.input.source, of_offset])
             for r, of_offset in model.duplicates
         ),
+        sorted(
+            (str(r.key), r.input.source, offsets[r.input.source, r.offset]) for r in model.excess
+        ),
     )
 
 
 def rules_of(river: MergeInput) -> Rules:
     rules = river.rules
-    return Rules(Window(rules.gap_ms, rules.max_ms), lag_ms=rules.lag_ms)
+    return Rules(
+        Window(rules.gap_ms, rules.max_ms),
+        lag_ms=rules.lag_ms,
+        bounds=Bounds(rules.max_parts, rules.max_bytes),
+    )
 
 
 @pytest.mark.promise("T2")
 @law
 @given(data=st.data(), river=with_ids(tenant_inputs()) | tenant_inputs())
 def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(
+    data: st.DataObject, river: MergeInput
+) -> None:
+    lake = PureLake(rules_of(river))
+    for chunk in data.draw(cuts(river.records)):
+        for record in chunk:
+            lake.arrive(record)
+        lake.drain(lambda: data.draw(st.integers(1, 6), label="share"))
+    lake.drain(lambda: 10**9)
+    assert lake.outcome() == expected(river.merged(), lake.offsets)
+
+
+@pytest.mark.promise("R26")
+@law
+@given(data=st.data(), river=within_bounds(with_ids(tenant_inputs())).map(sized))
+def test_merge_records_are_too_large_where_the_model_says_so_through_every_epoch(
+    data: st.DataObject, river: MergeInput
+) -> None:
+    """Each epoch has other bounds."""
+    lake = PureLake(rules_of(river))
+    model = PartitionMerge(river.rules)
+    for chunk in data.draw(cuts(river.records)):
+        rules = replace(river.rules, max_parts=data.draw(PARTS), max_bytes=data.draw(SIZES))
+        lake.rules, lake.begins_epoch = rules_of(replace(river, rules=rules)), True
+        begin_epoch(model, rules)
+        for record in chunk:
+            lake.arrive(record)
+        lake.drain(lambda: data.draw(st.integers(1, 6), label="share"))
+        model.arrive(*chunk)
+        model.advance()
+    assert lake.outcome() == expected(model, lake.offsets)
+    for row in lake.silver.to_pylist():
+        if row["status"] != "waiting" and not _parts(row):
+            assert (row["record_bytes"], row["record_ids"]) == (0, None)
+            assert row["status"] == "open" or not row["valid"]
+
+
+@pytest.mark.promise("R26")
+@law
+@given(data=st.data(), river=within_bounds(with_ids(tenant_inputs())).map(sized))
+def test_merge_records_are_too_large_where_the_model_says_so_however_the_input_is_cut(
     data: st.DataObject, river: MergeInput
 ) -> None:
     lake = PureLake(rules_of(river))

@@ -77,6 +77,7 @@ def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(
         "waiting": 0,
         "late": 1,
         "duplicates": 0,
+        "excess": 0,
         "passed": 0,
         "corrections": 0,
         "quarantine": 1,

@@ -51,15 +51,16 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "last_event_time TIMESTAMP, "
         f"tracking {parts}, orders {parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT, "
         "generation INT, due TIMESTAMP, closed_at TIMESTAMP, tenant STRING, position TIMESTAMP, "
-        "record_bytes BIGINT, source STRING, topic STRING, offset BIGINT, value BINARY, u "
-        "TIMESTAMP, id STRING, of_offset BIGINT, is_late BOOLEAN, is_late_born BOOLEAN, version "
-        "BIGINT, settled_at TIMESTAMP, first_event_time TIMESTAMP, has_message BOOLEAN, "
-        "after_offset BIGINT, decided_at TIMESTAMP, from_offset BIGINT, until_offset BIGINT, head "
-        "TIMESTAMP, clock TIMESTAMP, epoch INT, committed_at TIMESTAMP",
+        "record_bytes BIGINT, record_count BIGINT, source STRING, topic STRING, offset BIGINT, "
+        "value BINARY, u TIMESTAMP, id STRING, of_offset BIGINT, is_late BOOLEAN, "
+        "is_late_born BOOLEAN, version BIGINT, settled_at TIMESTAMP, first_event_time TIMESTAMP, "
+        "has_message BOOLEAN, after_offset BIGINT, decided_at TIMESTAMP, from_offset BIGINT, "
+        "until_offset BIGINT, head TIMESTAMP, clock TIMESTAMP, epoch INT, committed_at TIMESTAMP",
         "merged": "partition INT, merge_key STRING, status STRING, event_time TIMESTAMP, "
         "last_event_time TIMESTAMP, "
         f"tracking {parts}, orders {parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT, "
-        "generation INT, due TIMESTAMP, closed_at TIMESTAMP, tenant STRING, record_bytes BIGINT",
+        "generation INT, due TIMESTAMP, closed_at TIMESTAMP, tenant STRING, record_bytes BIGINT, "
+        "record_count BIGINT",
         "waiting": f"{place}, tenant STRING, merge_key STRING, event_time TIMESTAMP, position "
         "TIMESTAMP, batch BIGINT, generation INT, record_bytes BIGINT",
         "late": f"{place}, merge_key STRING, event_time TIMESTAMP, position TIMESTAMP, value "
@@ -67,6 +68,8 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "BIGINT",
         "duplicates": f"{place}, merge_key STRING, event_time TIMESTAMP, id STRING, of_offset "
         "BIGINT, is_late BOOLEAN, batch BIGINT, generation INT, tenant STRING",
+        "excess": f"{place}, tenant STRING, merge_key STRING, event_time TIMESTAMP, batch BIGINT, "
+        "generation INT",
         "passed": f"status STRING, {place}, tenant STRING, merge_key STRING, event_time TIMESTAMP, "
         "position TIMESTAMP, batch BIGINT, generation INT, from_offset BIGINT, until_offset "
         "BIGINT, due TIMESTAMP, closed_at TIMESTAMP",
@@ -98,7 +101,7 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "BIGINT, position TIMESTAMP, u TIMESTAMP, settled_at TIMESTAMP, valid BOOLEAN, "
         "invalid_reason STRING, batch BIGINT, first_event_time TIMESTAMP, last_event_time "
         f"TIMESTAMP, tracking {parts}, orders {parts}, due TIMESTAMP, closed_at TIMESTAMP, id "
-        "STRING, has_message BOOLEAN, record_bytes BIGINT",
+        "STRING, has_message BOOLEAN, record_bytes BIGINT, record_count BIGINT",
     }
     corrections = {"topic": "merged-corrections", "within": "7d"}
     publish = {"topic": "merged", "corrections": corrections}
@@ -132,8 +135,8 @@ def test_silver_skips_files_by_all_that_it_is_asked_for_but_no_log_tells_a_key(
     layout = Lake(settings_for(tmp_path)).layout
     assert layout["silver"].properties["delta.dataSkippingStatsColumns"] == (
         "partition,event_time,last_event_time,batch,generation,due,closed_at,position,"
-        "record_bytes,offset,u,of_offset,version,settled_at,first_event_time,after_offset,"
-        "decided_at,from_offset,until_offset,head,clock,epoch,committed_at"
+        "record_bytes,record_count,offset,u,of_offset,version,settled_at,first_event_time,"
+        "after_offset,decided_at,from_offset,until_offset,head,clock,epoch,committed_at"
     )
     for table in filter(lambda table: tables.has_records(table.name), layout.values()):
         assert "key" not in table.properties["delta.dataSkippingStatsColumns"]

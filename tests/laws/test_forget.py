@@ -158,7 +158,8 @@ def test_every_row_of_silver_goes_in_one_commit_and_messages_of_a_lost_lake_stay
     schema = lake.engine.lake.schema(tables.SILVER)
     row = {"partition": 0, "tenant": "", "event_time": 5, "source": "orders", "topic": "orders"}
     offsets = {"offset": 7, "from_offset": None, "until_offset": None}
-    statuses = ["open", "timed_out", "waiting", "late", "duplicate", "passed", "correction", "out"]
+    statuses = ["open", "timed_out", "waiting", "late", "duplicate", "excess", "passed"]
+    statuses += ["correction", "out"]
     rows = [
         {**row, **offsets, "merge_key": key, "status": status, "event_time": time}
         for status in statuses

@@ -16,6 +16,8 @@ from tests.support.topics import Published
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId, several_topics
 from watersmeet.core.model import (
+    MAX_BYTES,
+    MAX_PARTS,
     NO_TENANT,
     MergeRules,
     Part,
@@ -64,6 +66,8 @@ class Case:
     depends on it."""
     decisions: dict[str, list[IdleDecision]] = field(default_factory=dict)
     """What the idle policy has decided, by source."""
+    bounds: tuple[int, int] = (MAX_PARTS, MAX_BYTES)
+    """How many records a merge record may have, and how many bytes."""
 
     def value(self, source: str, part: Part) -> bytes | None:
         """The value of a source's part."""
@@ -89,7 +93,9 @@ class Case:
 
     def merged(self, inputs: Sequence[str] = SOURCES) -> PartitionMerge:
         """The model's answer."""
-        model = PartitionMerge(rules_of(inputs, self.timeout_ms))
+        rules = rules_of(inputs, self.timeout_ms)
+        max_parts, max_bytes = self.bounds
+        model = PartitionMerge(replace(rules, max_parts=max_parts, max_bytes=max_bytes))
         model.arrive(*self.records())
         model.advance()
         return model
@@ -133,6 +139,7 @@ def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
     return replace(
         record_of(source, offset, document["ts"], key, tenant),
         id=None if record_id is None else str(record_id),
+        size=len(value),
     )
 
 
@@ -312,6 +319,17 @@ def expected_duplicates(
         (p, name_of(r.input), r.offset, r.key, r.event_time, r.id, of_offset)
         for p, case in cases.items()
         for r, of_offset in case.merged(inputs).duplicates
+    )
+
+
+def expected_excess(
+    cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES
+) -> list[tuple[object, ...]]:
+    """Every record that is excess: (partition, input, offset, key, event_time)."""
+    return sorted(
+        (p, name_of(r.input), r.offset, r.key, r.event_time)
+        for p, case in cases.items()
+        for r in case.merged(inputs).excess
     )
 
 

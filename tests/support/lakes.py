@@ -363,6 +363,12 @@ class CaseLake:
         """Duplicates of a generation, in the form of `expected_duplicates`."""
         return duplicates_of(self.reader, generation, self.settings.inputs_by_name)
 
+    def excess(self, generation: int = 0) -> list[tuple[object, ...]]:
+        """Excess of a generation, in the form of `expected_excess`."""
+        columns = ["partition", *_INPUT, "offset", "merge_key", "event_time"]
+        rows = self.reader.select(tables.EXCESS, columns, of_generation(generation)).to_pylist()
+        return sorted(_named(row, self.settings.inputs_by_name) for row in rows)
+
     def quarantined(self) -> list[tuple[object, ...]]:
         """Refused records, in the form of `expected_quarantine`."""
         return quarantined_of(self.reader, self.settings.inputs_by_name)

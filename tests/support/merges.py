@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from tests.support.cases import INPUTS, SOURCES, rules_of
 from tests.support.inputs import record_of
 from tests.support.strategies import TIMEOUT_MS, arrivals, cuts
-from watersmeet.core.model import MIN_TIME, MergeRecord, MergeRules, PartitionMerge, Record
+from watersmeet.core.model import (
+    MIN_TIME,
+    DuplicateRecord,
+    MergeRecord,
+    MergeRules,
+    PartitionMerge,
+    Record,
+)
 
 TENANTS = ("x", "y", "é", "\U0001f600")
 KEYS = ("a", "b")
@@ -150,6 +157,11 @@ def every_row(model: PartitionMerge) -> list[MergeRecord]:
     return [*model.timed_out, *model.open.values()]
 
 
+def repeated(model: PartitionMerge) -> list[DuplicateRecord]:
+    """The duplicates of all merge records; those of an open one may become excess yet."""
+    return [*model.duplicates, *(each for row in model.open.values() for each in row.repeated)]
+
+
 def closed(rows: Iterable[MergeRecord]) -> list[tuple[Any, ...]]:
     return [(row.tenant, row.due, row.closed_at, row.content()) for row in rows]
 
@@ -167,9 +179,8 @@ def outcome(model: PartitionMerge) -> tuple[object, ...]:
         closed(model.published_order()),
         sorted((row.tenant, row.content()) for row in model.open.values()),
         by_place((late.position, late.record) for late in model.late),
-        sorted(
-            (each.record.input, each.record.offset, each.of_offset) for each in model.duplicates
-        ),
+        sorted((each.record.input, each.record.offset, each.of_offset) for each in repeated(model)),
+        sorted((record.input, record.offset) for record in model.excess),
         by_place(model.waiting),
         model.unread(),
     )
@@ -196,6 +207,23 @@ def with_ids(draw: st.DrawFn, inputs: st.SearchStrategy[MergeInput]) -> MergeInp
     return replace(drawn, records=records)
 
 
+PARTS = st.sampled_from([0, 1, 2, 4, 100])
+SIZES = st.sampled_from([0, 3, 6, 100])
+
+
+@st.composite
+def within_bounds(draw: st.DrawFn, inputs: st.SearchStrategy[MergeInput]) -> MergeInput:
+    """Few records may join a merge record, with few bytes."""
+    drawn = draw(inputs)
+    sizes = st.sampled_from([0, 0, 1, 3])
+    records = [
+        record if record.is_heartbeat else replace(record, size=draw(sizes))
+        for record in drawn.records
+    ]
+    rules = replace(drawn.rules, max_parts=draw(PARTS), max_bytes=draw(SIZES))
+    return MergeInput(rules, records)
+
+
 @st.composite
 def window_inputs(draw: st.DrawFn) -> MergeInput:
     """A window by gap, without tenants."""
@@ -212,6 +240,10 @@ KINDS = {
     "topics with ids": with_ids(timeout_inputs(INPUTS)),
     "window with ids": with_ids(window_inputs()),
     "tenants with ids": with_ids(tenant_inputs()),
+    "timeout within bounds": within_bounds(with_ids(timeout_inputs())),
+    "topics within bounds": within_bounds(timeout_inputs(INPUTS)),
+    "window within bounds": within_bounds(with_ids(window_inputs())),
+    "tenants within bounds": within_bounds(with_ids(tenant_inputs())),
 }
 
 TIMEOUTS = st.sampled_from(
@@ -238,15 +270,23 @@ def lives(draw: st.DrawFn, kind: str = "tenants") -> Life:
                 max_ms=None if is_timeout else gap + draw(EXTRAS),
                 lag_ms=None if drawn.rules.lag_ms is None else draw(LAGS),
             )
+            if kind.endswith("within bounds"):
+                rules = replace(rules, max_parts=draw(PARTS), max_bytes=draw(SIZES))
             found.append((rules, records))
     return found
+
+
+def begin_epoch(model: PartitionMerge, rules: MergeRules) -> None:
+    """Begin an epoch with these rules."""
+    bounds = rules.max_parts, rules.max_bytes
+    model.begin_epoch(rules.gap_ms, rules.max_ms, rules.lag_ms, bounds)
 
 
 def through_epochs(data: st.DataObject, life: Life, *, is_cut: bool) -> Iterator[PartitionMerge]:
     """Yield the merge after each batch. Each epoch begins with a look at what is there."""
     model = PartitionMerge(life[0][0])
     for rules, records in life:
-        model.begin_epoch(rules.gap_ms, rules.max_ms, rules.lag_ms)
+        begin_epoch(model, rules)
         for chunk in data.draw(cuts(records)) if is_cut else [records]:
             model.arrive(*chunk)
             model.advance()

@@ -55,6 +55,7 @@ KNOWN_VALUES = {
             "not_corrected",
             "recovered",
             "duplicate",
+            "excess",
             "published",
             "copied",
         ),

@@ -30,6 +30,7 @@ from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId, input_of_part
 from watersmeet.core.plan import Available, Cursor, TopicPartition, positions_of
 from watersmeet.core.sequence import CORRECTED, ID, MERGED, message_id
+from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.core.types import DUE, NO_TENANT, TENANT
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
@@ -218,7 +219,7 @@ class _KeyHistory:
     def _rows(self) -> list[JsonObject]:
         columns = ["partition", "merge_key", "status", "event_time", "last_event_time"]
         columns += ["valid", "invalid_reason", "batch", *DUE.names, *TENANT.names]
-        columns += self.settings.sources
+        columns += [RECORD_COUNT.name, *self.settings.sources]
         rows = self.reader.select(tables.MERGED, columns, [self._key_conditions]).to_pylist()
         return sorted(rows, key=itemgetter("partition", "event_time", *TENANT.names))
 
@@ -262,7 +263,7 @@ class _KeyHistory:
         names = ("partition", "event_time", "last_event_time", "status", "valid", "invalid_reason")
         return {
             **{name: row[name] for name in names},
-            "reason": self._reason(row, clock) + unsent,
+            "reason": self._reason(row, clock) + self._why_too_large(row) + unsent,
             "parts": [{**part, "rule": "opened" if part is first else "joined"} for part in parts],
             "closed": None if is_open else closed,
             **{name: row[name] for name in self._shown_times},
@@ -276,6 +277,20 @@ class _KeyHistory:
         """What to say of a valid record that is in no message."""
         is_once = self.settings.publish.delivery == "at_most_once"
         return "; not published yet" + (", or lost in a failure (at_most_once)" if is_once else "")
+
+    def _why_too_large(self, row: JsonObject) -> str:
+        """Return why a merge record has no parts; nothing where it has some."""
+        if any(row[source] for source in self.settings.sources):
+            return ""
+        count = row[RECORD_COUNT.name]
+        batch = self._batch if row["status"] == "open" else row["batch"]
+        bounds = self._epochs.of(batch).settings.merge.bounds
+        why = (
+            f"merge.max_parts is {bounds.max_parts:,}"
+            if count > bounds.max_parts
+            else "their values have more than merge.max_bytes"
+        )
+        return f"; too large: {count:,} records have joined it, and {why}; each is in `excess`"
 
     def _reason(self, row: JsonObject, clock: int | None) -> str:
         """Return, in a sentence, which rule has decided."""
@@ -303,6 +318,8 @@ class _KeyHistory:
         if is_open:
             return f"open: times out once the clock has passed {limit}; it is {now}"
         unpublished = _UNPUBLISHED.get(row["invalid_reason"] or "", "")
+        if not any(row[source] for source in self.settings.sources):
+            unpublished = "; not published"
         if row["valid"] and self._sent.is_behind(row):
             unpublished = (
                 "; not published: it sorts before what was out when generation "

@@ -11,7 +11,7 @@ from typing import Any, Final
 from watersmeet.audit.explain_sink import SentMessages
 from watersmeet.audit.show import utc
 from watersmeet.core.inputs import InputId
-from watersmeet.core.sequence import CORRECTED, ID, TOO_MANY, VERSION, late_born_id
+from watersmeet.core.sequence import CORRECTED, EXCESS, ID, TOO_MANY, VERSION, late_born_id
 from watersmeet.lake.generations import Generations
 from watersmeet.lake.progress import BatchVersions
 
@@ -92,6 +92,12 @@ class CorrectionFacts:
             return {"u": row["u"], "corrected": None, "outcome": self._why_none(row)}
         names = ("event_time", "is_late_born", "version")
         kind = "the late-born record" if correction["is_late_born"] else "the merge record"
+        if correction["invalid_reason"] == EXCESS and not correction["version"]:
+            outcome = (
+                f"not corrected: {kind} of {utc(correction['event_time'])} is too large, or would "
+                "be with it (merge.max_parts, merge.max_bytes)"
+            )
+            return {"u": row["u"], "corrected": None, "outcome": outcome}
         if not correction["version"]:
             outcome = (
                 f"not corrected: {kind} of {utc(correction['event_time'])} has as many versions as "

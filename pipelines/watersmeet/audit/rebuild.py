@@ -317,7 +317,9 @@ def _open_at(
     rules: Rules,
 ) -> pa.Table:
     """Return the merge records of a partition that were open where its history begins."""
-    opened = open_before(_alive(rows, since), ends, inputs)
+    is_excess = pc.equal(rows["status"], "excess")
+    alive = _alive(rows.filter(pc.invert(is_excess)), since)
+    opened = open_before(alive, rows.filter(is_excess), ends, inputs)
     due = rules.due(times_ms(opened["event_time"]), times_ms(opened["last_event_time"]))
     return opened.set_column(opened.column_names.index("due"), "due", time_column(due))
 
@@ -382,7 +384,8 @@ def _opened(
     }
     own = [("partition", "in", [*begins]), *evidence.batches]
     later = between("batch", {p: (batch + 1, None) for p, batch in since.items()})
-    where: Where = [[_ALIVE, *own], *([_FINISHED, *own, *term] for term in later)]
+    finished = [[_FINISHED, *own, *term] for term in later]
+    where: Where = [[_ALIVE, *own], [("status", "=", "excess"), *own], *finished]
     rows = here.read(tables.SILVER, schema.names, where, version=version)
     open_rows = partial(
         _open_at,
@@ -489,6 +492,7 @@ _AGES: Final = {
     tables.SILVER: "last_event_time",
     tables.LATE: "position",
     tables.DUPLICATES: "event_time",
+    tables.EXCESS: "event_time",
     tables.PASSED: "position",
     tables.CORRECTIONS: "last_event_time",
 }
@@ -507,9 +511,9 @@ def verify_against(
     """Compare silver with the rebuild `there`, and return the answer of `verify --against --json`.
 
     What the generation of the rebuild had by its last batch is compared: merge records and what
-    waits, late, duplicate and passed records, and corrections. What was final then is compared as
-    it is now, and the rest as it was then. The columns of their content are compared (`batch` is
-    not), a group of partitions at a time.
+    waits, late, duplicate, excess and passed records, and corrections. What was final then is
+    compared as it is now, and the rest as it was then. The columns of their content are compared
+    (`batch` is not), a group of partitions at a time.
 
     Raises ConfigurationError where there is no rebuild, or where the rebuild has another generation
     than the one that is named, or was asked to have another timeout or another lag of tenants.
@@ -636,7 +640,8 @@ class _Comparison:
             return [here, _ALIVE]
         conditions: list[Condition] = [here, (_AGES[name], ">=", self.kept.get((name, p), 0))]
         # Where a history begins within the generation, corrections and late duplicates build on
-        # merge records from before, which the rebuild does not have.
+        # merge records from before, which the rebuild does not have, and what became too large has
+        # records from before.
         is_whole = self.since.get(p, -1) < self.batches[0]
         if name == tables.SILVER:
             conditions.append(_FINISHED)
@@ -644,7 +649,8 @@ class _Comparison:
             conditions.append(("status", "=", "passed"))
         elif name == tables.DUPLICATES and not is_whole:
             conditions.append(("is_late", "=", False))
-        return [] if name == tables.CORRECTIONS and not is_whole else conditions
+        is_left_out = name in (tables.CORRECTIONS, tables.EXCESS) and not is_whole
+        return [] if is_left_out else conditions
 
     def _columns(self, name: str) -> list[str]:
         if name == tables.SILVER:
@@ -667,23 +673,13 @@ def _rows(
     for name in columns:
         if name not in existing:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, RECORD_IDS.type))
-    values = (_comparable(column, name) for name, column in zip(columns, rows.columns, strict=True))
-    return zip(*values, strict=True)
+    return zip(*map(_comparable, rows.columns), strict=True)
 
 
-def _comparable(column: pa.ChunkedArray, name: str) -> list[Any]:
-    """Return a column's values; nested ones as text, without the batch that found a duplicate."""
+def _comparable(column: pa.ChunkedArray) -> list[Any]:
+    """Return a column's values; nested ones as text."""
     values: list[Any] = column.to_pylist()
-    if not pa.types.is_nested(column.type):
-        return values
-    if name == RECORD_IDS.name:
-        values = list(map(_without_batches, values))
-    return [*map(repr, values)]
-
-
-def _without_batches(entries: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Return the ids of a row without the batches, which a rebuild cuts in another way."""
-    return [{**entry, "batch": None} for entry in entries or ()]
+    return [*map(repr, values)] if pa.types.is_nested(column.type) else values
 
 
 def _difference(here: list[Row], there: list[Row], names: list[str]) -> str:

@@ -50,6 +50,7 @@ from watersmeet.lake.table_reader import TableReader, Where
 from watersmeet.lake.tables import (
     CORRECTIONS,
     DUPLICATES,
+    EXCESS,
     IDLE_HEARTBEATS,
     LATE,
     MERGED,
@@ -87,6 +88,7 @@ COUNTS = (
     "late",
     "corrections",
     "duplicates",
+    "excess",
     "quarantined",
     "published",
 )
@@ -208,7 +210,9 @@ class _LakeFigures:
             counts[p] = Counter()
         in_bronze = [("in bronze", bronze(source)) for source in self.sources]
         noted = [
-            (name, name) for name in (LATE, CORRECTIONS, DUPLICATES) if name not in self.hidden
+            (name, name)
+            for name in (LATE, CORRECTIONS, DUPLICATES, EXCESS)
+            if name not in self.hidden
         ]
         for name, table in (*in_bronze, *noted, ("quarantined", QUARANTINE)):
             where: Where = [[("version", ">", 0)]] if table == CORRECTIONS else ()
@@ -288,6 +292,7 @@ class _LakeFigures:
         counts = [("late", *row) for row in self.summary(LATE, _INPUT, "count *")]
         if DUPLICATES not in self.hidden:
             counts += [("duplicate", *row) for row in self.summary(DUPLICATES, _INPUT, "count *")]
+        counts += [("excess", *row) for row in self.summary(EXCESS, _INPUT, "count *")]
         quarantined = self.summary(QUARANTINE, ["reason", *_INPUT], "count *")
         names = self.settings.input_names
 
@@ -297,8 +302,8 @@ class _LakeFigures:
 
         repeat = "" if DUPLICATES in self.hidden else "repeat a part, "
         caption = (
-            f"Records that are in no merge record: they came too late, {repeat}or are in "
-            "quarantine for this reason."
+            f"Records that are in no merge record: they came too late, {repeat}belong to one that "
+            "is too large (excess), or are in quarantine for this reason."
         )
         rows = _rows(("reason", "source", "records"), [*named(counts), *named(quarantined)])
         return Figure(

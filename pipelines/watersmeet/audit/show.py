@@ -25,7 +25,7 @@ _ALWAYS: Final = ("open", "waiting", "timed_out", "published", "late", "quaranti
 _COUNTS: Final = (
     *("open", "waiting", "timed_out", "published", "not_valid", "to_publish", "behind_sink"),
     *("not_in_silver", "in_former_sink", "late", "corrections", "corrections_published"),
-    *("too_many", "duplicates", "quarantined"),
+    *("too_many", "duplicates", "excess", "quarantined"),
 )
 """Counts of a partition in the order in which they are shown."""
 
@@ -640,6 +640,7 @@ def try_view(answer: dict[str, Any]) -> Group:
         ("late", "late: never merged", ("key", "event_time", "position")),
         ("too_many", _TOO_MANY, ("key", "event_time")),
         ("duplicates", _REPEATED, ("key", "event_time", "id", "of_offset")),
+        ("excess", "excess: their merge records are too large", ("key", "event_time")),
         ("quarantined", "refused", ("reason", "detail")),
         ("waiting", "waiting for the clock", ("key", "event_time")),
     ):

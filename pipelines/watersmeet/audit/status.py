@@ -19,7 +19,7 @@ from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import BatchPlan, Cursor, OpenTransaction, TopicPartition
-from watersmeet.core.sequence import CORRECTED, MERGED, TOO_MANY
+from watersmeet.core.sequence import CORRECTED, EXCESS, MERGED, TOO_MANY
 from watersmeet.core.window import Window
 from watersmeet.errors import KafkaTransientError, Problem, UnreadableRecordsError
 from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
@@ -77,7 +77,9 @@ def status(
 
     - `corrections`: how many late records have corrected a merge record; `corrections_published`:
       how many messages their topic has had; `too_many`: how many late records have corrected
-      nothing, since their merge record has as many versions as it may.
+      nothing, since their merge record has as many versions as it may, or is too large, or would
+      be with them.
+    - `excess`: records of merge records that are too large.
     - `not_valid`: timed-out records that are not published, since they are not valid;
       `not_valid_reasons` counts them by reason.
     - `to_publish`: timed-out, valid records that are still to be published.
@@ -272,6 +274,7 @@ class _Counts(NamedTuple):
             "too_many": self.silver.get((partition, TOO_MANY), 0),
             "corrections_published": self.corrections_published.get(partition, 0),
             "duplicates": self.silver.get((partition, "duplicate"), 0),
+            "excess": self.silver.get((partition, "excess"), 0),
             "quarantined": self.quarantined.get((partition,), 0),
         }
 
@@ -288,7 +291,8 @@ def _read_counts(
     not_valid = defaultdict[int, Counter[str]](Counter)
     for row in silver_rows.result():
         partition, status_of_row, reason = (row[name] for name in _OUTCOME)
-        silver[partition, TOO_MANY if reason == TOO_MANY else status_of_row] += row["rows"]
+        is_refused = reason in (TOO_MANY, EXCESS)
+        silver[partition, TOO_MANY if is_refused else status_of_row] += row["rows"]
         if status_of_row == "timed_out" and reason is not None:
             not_valid[partition][reason] += row["rows"]
     partitions = [p for p, status_of_row in silver if status_of_row == "timed_out"]
@@ -460,7 +464,7 @@ def _counted(
 
 
 def _silver_rows(reader: TableReader) -> list[Row]:
-    statuses = ["open", "waiting", "timed_out", "late", "duplicate", "correction"]
+    statuses = ["open", "waiting", "timed_out", "late", "duplicate", "excess", "correction"]
     where = [[("status", "in", statuses)]]
     return _rows(reader, tables.SILVER, _OUTCOME, where, rows=("count", "*"))
 

@@ -17,7 +17,7 @@ from watersmeet.core.correction_model import Correction, PartitionCorrections
 from watersmeet.core.inputs import InputId
 from watersmeet.core.message import correction_header_bytes
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.sequence import TOO_MANY, late_born_id, message_id
+from watersmeet.core.sequence import EXCESS, TOO_MANY, late_born_id, message_id
 from watersmeet.lake import tables
 
 _CONTENT: Final = (
@@ -30,8 +30,8 @@ LateRecord = tuple[InputId, int, str, str]
 """Input, offset, tenant and key of a late record."""
 
 Content = tuple[Any, ...]
-"""The values of `_CONTENT` and the parts of a correction; of a late duplicate, the offset of the
-part with its id."""
+"""The values of `_CONTENT` of a correction, why it is none, and its parts; of a late duplicate, the
+offset of the part with its id."""
 
 
 def check_corrections(
@@ -82,8 +82,12 @@ def _check_validity(
     """Check `valid` and `invalid_reason`."""
     more_bytes = correction_header_bytes(partition.evidence.settings.inputs)
     for row in rows:
-        right = validator.validity(row, more_bytes) if row.has_content else (False, TOO_MANY)
         actual = row.columns["valid"], row.columns["invalid_reason"]
+        right: tuple[bool, str | None] = False, TOO_MANY
+        if row.has_content:
+            right = validator.validity(row, more_bytes)
+        elif actual[1] == EXCESS:  # which of the two, the model says
+            right = False, EXCESS
         if actual != right:
             what = "valid is {} ({}), and must be {} ({})".format(*actual, *right)
             findings.add(what, _place(partition, row))
@@ -168,7 +172,8 @@ def _by_record(
 
 def _of_row(row: CorrectionRow) -> tuple[LateRecord, Content]:
     content = (row.columns[name] for name in _CONTENT)
-    return (*row.late, row.tenant, row.key), (*content, row.parts)
+    reason = None if row.has_content else row.columns["invalid_reason"]
+    return (*row.late, row.tenant, row.key), (*content, reason, row.parts)
 
 
 def _late_duplicates(partition: Partition) -> Iterator[tuple[LateRecord, Content]]:
@@ -183,8 +188,12 @@ def _of_model(
     values = dict[tuple[InputId, int], bytes]()
     for tp, log in partition.logs.items():
         values |= {(tp.input, offset): sampled.kept for offset, sampled in log.sampled.items()}
-    every = chain(model.corrections, model.too_many)
-    return ((_late_record(made), _content(made, values)) for made in every)
+    every = {None: model.corrections, TOO_MANY: model.too_many, EXCESS: model.too_large}
+    return (
+        (_late_record(made), _content(made, reason, values))
+        for reason, some in every.items()
+        for made in some
+    )
 
 
 def _late_record(made: Correction) -> LateRecord:
@@ -192,7 +201,9 @@ def _late_record(made: Correction) -> LateRecord:
     return record.input, record.offset, made.tenant, made.key
 
 
-def _content(made: Correction, values: Mapping[tuple[InputId, int], bytes]) -> Content:
+def _content(
+    made: Correction, reason: str | None, values: Mapping[tuple[InputId, int], bytes]
+) -> Content:
     parts = list[tuple[Any, ...]]()
     for source, of_source in made.parts.items():
         for part in of_source:
@@ -201,7 +212,7 @@ def _content(made: Correction, values: Mapping[tuple[InputId, int], bytes]) -> C
     return (
         *(made.event_time, made.is_late_born, made.version, made.late.position, made.place.u),
         *(made.place.settled_at, made.due, made.closed_at),
-        *(made.first_event_time, made.last_event_time, tuple(parts)),
+        *(made.first_event_time, made.last_event_time, reason, tuple(parts)),
     )
 
 
@@ -219,8 +230,9 @@ def _described(contents: Sequence[Content]) -> str:
 def _one_described(content: Content) -> str:
     if len(content) == 1:
         return f"a duplicate of offset {content[0]}"
-    event_time, is_late_born, version, *_, parts = content
+    event_time, is_late_born, version, *_, reason, parts = content
     kind = "a late-born record" if is_late_born else "the merge record"
     if not version:
-        return f"no version of {kind} at {event_time}, which has too many"
+        why = "is too large" if reason == EXCESS else "has too many"
+        return f"no version of {kind} at {event_time}, which {why}"
     return f"version {version} of {kind} at {event_time}, with {len(parts)} parts"

@@ -5,7 +5,7 @@ time.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -46,6 +46,7 @@ One partition is in memory at a time, or that fraction of the lake.
 
 LATE: Final = "late"
 DUPLICATE: Final = "duplicate"
+EXCESS: Final = "excess"
 PASSED: Final = "passed"
 """Outcomes of records that are not merged, as silver's `status` has them."""
 
@@ -59,12 +60,12 @@ class Outcome(NamedTuple):
     """The outcome of records with a key.
 
     - `status`: of a merge record `open`, `timed_out`, or `reset` (closed by a jump); of a record
-      `waiting` for its tenant's clock, LATE, DUPLICATE, or PASSED.
+      `waiting` for its tenant's clock, LATE, DUPLICATE, EXCESS, or PASSED.
     - `event_time` and `last` (ms): `last` is the last event time, or the position of a record that
       is late or passed.
     - `parts`: of each its source, offset, event time and value, as its text, or as JSON of the
-      fields of a schema. Of a duplicate, `repeated` stands for the value, and what is passed has
-      none.
+      fields of a schema. Of a duplicate, `repeated` stands for the value, and what is passed or
+      excess has none.
     - `due` and `closed_at` (ms): of a merge record; `closed_at` where it has timed out. Of a late
       record, `due` is its `u`.
     - `position` (ms): of a waiting record.
@@ -105,7 +106,8 @@ class Row(NamedTuple):
     """A row of silver.
 
     `refusal`: why the user's predicate refuses it, None where it does not. `value`: that of its
-    message. `ids`: of each record with an id its input, offset, event time (ms) and id.
+    message. `ids`: of each part with an id its input, offset, event time (ms) and id, and of each
+    duplicate the offset of the part instead of the id.
     """
 
     outcome: Outcome
@@ -114,7 +116,7 @@ class Row(NamedTuple):
     invalid_reason: str | None
     refusal: str | None
     value: bytes | None
-    ids: tuple[tuple[InputId, int, int, str], ...] = ()
+    ids: tuple[tuple[InputId, int, int, str | int], ...] = ()
 
     @property
     def key(self) -> str:
@@ -261,7 +263,10 @@ class Partition:
     """All rows of one partition.
 
     - `rows`: merge records of the generation, and records that wait.
-    - `not_merged`: its outcomes of other records, each with its batch.
+    - `not_merged`: its outcomes of other records, each with its batch; those of duplicates of merge
+      records that no clock has closed with that of these.
+    - `excess_before`: the tenant, key and event time (ms) of each record of a merge record that is
+      too large, from before its history begins.
     - `late_duplicates`: of its late records that make no correction the tenant, key and place, and
       the offset of the part with its id.
     - `published`: rows of other generations that have a message.
@@ -278,6 +283,7 @@ class Partition:
     logs: Mapping[TopicPartition, Log]
     rows: Sequence[Row]
     not_merged: Sequence[tuple[Outcome, int]]
+    excess_before: Sequence[tuple[str, str, int]]
     late_duplicates: Sequence[tuple[InputId, int, str, str, int]]
     published: Sequence[Row]
     corrections: Sequence[CorrectionRow]
@@ -320,6 +326,17 @@ class Partition:
     def begins(self) -> Mapping[InputId, int]:
         """The offsets at which the partition's history begins, by input; 0 where none is given."""
         return self.evidence.history_of(self.number).offsets
+
+    def excess_of(self, row: Row) -> list[int]:
+        """Return the event times (ms) of a too large merge record's records from before the
+        partition's history begins.
+        """
+        first, last = row.outcome.event_time, row.outcome.last
+        return [
+            time
+            for tenant, key, time in self.excess_before
+            if (tenant, key) == (row.tenant, row.key) and first <= time <= last
+        ]
 
     def is_judged(self, input_id: InputId, offset: int) -> bool:
         """Return True where a record came since the partition's history begins."""
@@ -378,7 +395,7 @@ def read_partitions(
     up_to_last: Condition = ("batch", "<=", evidence.last_batch)
     conditions: Mapping[str, Sequence[Condition]] = {
         tables.SILVER: [("status", "in", ["open", "waiting", "timed_out"])],
-        _NOT_MERGED: [("status", "in", [LATE, DUPLICATE, PASSED]), up_to_last],
+        _NOT_MERGED: [("status", "in", [LATE, DUPLICATE, EXCESS, PASSED]), up_to_last],
         tables.CORRECTIONS: [up_to_last],
         tables.IDLE_HEARTBEATS: [("generation", "=", evidence.generation.number)],
     }
@@ -405,6 +422,7 @@ def _partition(evidence: Evidence, number: int, rows: dict[str | InputId, pa.Tab
     """Return a partition; `rows`: by table, those of bronze by input."""
     history = evidence.history_of(number)
     progress = rows[tables.PROGRESS]
+    excess = _of(rows[_NOT_MERGED], "status", EXCESS)
     not_merged = _since(rows[_NOT_MERGED], history)
     late_duplicates = not_merged.filter(not_merged["is_late"].fill_null(False))
     names = (*_INPUT, "offset", *TENANT.names, "merge_key", "of_offset", "batch")
@@ -417,7 +435,12 @@ def _partition(evidence: Evidence, number: int, rows: dict[str | InputId, pa.Tab
         number,
         logs={tp: _log(evidence, tp, rows) for tp in tps},
         rows=[_closed(evidence, number, row) for row in every if evidence.is_own(row.batch)],
-        not_merged=[each for each in _not_merged(not_merged) if evidence.is_own(each[1])],
+        not_merged=[
+            each
+            for each in (*_not_merged(not_merged), *_repeated(every, history))
+            if evidence.is_own(each[1])
+        ],
+        excess_before=[*_tuples(_before(excess, history), ("tenant", "merge_key", "event_time"))],
         late_duplicates=[
             (InputId(source, topic), *values)
             for source, topic, *values, batch in _tuples(late_duplicates, names)
@@ -446,8 +469,28 @@ def _not_merged(rows: pa.Table) -> Iterator[tuple[Outcome, int]]:
             record = (*record, value, record_id)
         elif status == DUPLICATE:
             record = (*record, repeated(record_id, of_offset))
+        if status in (DUPLICATE, EXCESS):
             position = time
         yield Outcome(key, status, time, position, (record,), u, tenant=tenant), batch
+
+
+def _repeated(rows: Iterable[Row], history: History) -> Iterator[tuple[Outcome, int]]:
+    """Yield the duplicates of merge records that no clock has closed, each with the batch of its
+    merge record. The others have rows of their own.
+    """
+    for row in rows:
+        if row.outcome.closed_at is not None:
+            continue
+        ids = {(at, offset): text for at, offset, _, text in row.ids if isinstance(text, str)}
+        for input_id, offset, time, of_offset in row.ids:
+            if isinstance(of_offset, str) or offset < history.offsets.get(input_id, 0):
+                continue
+            text = repeated(ids.get((input_id, of_offset), ""), of_offset)
+            part = input_id, offset, time, text
+            yield (
+                Outcome(row.key, DUPLICATE, time, time, (part,), tenant=row.tenant),
+                row.batch,
+            )
 
 
 def as_ended(evidence: Evidence, partition: int, outcome: Outcome) -> Outcome:
@@ -504,6 +547,15 @@ def _since(rows: pa.Table, history: History) -> pa.Table:
         is_of = pc.and_(pc.equal(rows["source"], source), pc.equal(rows["topic"], topic))
         rows = rows.filter(pc.invert(pc.and_(is_of, pc.less(rows["offset"], since))))
     return rows
+
+
+def _before(rows: pa.Table, history: History) -> pa.Table:
+    """Return the rows of records that came before a history begins."""
+    before = [rows.slice(0, 0)]
+    for (source, topic), since in history.offsets.items():
+        its = rows_of_input(rows, InputId(source, topic))
+        before.append(its.filter(pc.less(its["offset"], since)))
+    return pa.concat_tables(before)
 
 
 def _tuples(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -654,7 +706,7 @@ def _decisions(rows: pa.Table) -> tuple[pa.Table, list[dict[str, int]]]:
     return decisions, [tenant_times.get(place, {}) for place in places]
 
 
-def _ids(silver: pa.Table) -> Iterator[tuple[tuple[InputId, int, int, str], ...]]:
+def _ids(silver: pa.Table) -> Iterator[tuple[tuple[InputId, int, int, str | int], ...]]:
     """Yield the ids of each row of silver, as `Row` has them."""
     if RECORD_IDS.name not in silver.column_names:
         yield from [()] * silver.num_rows
@@ -665,7 +717,7 @@ def _ids(silver: pa.Table) -> Iterator[tuple[tuple[InputId, int, int, str], ...]
                 InputId(entry["source"], entry["topic"]),
                 entry["offset"],
                 round(entry["event_time"].timestamp() * 1000),
-                entry["id"],
+                entry["id"] if entry["of_offset"] is None else entry["of_offset"],
             )
             for entry in entries or ()
         )

@@ -17,6 +17,7 @@ from watersmeet.audit.evidence import End, Evidence
 from watersmeet.audit.verify_evidence import (
     DECISION,
     DUPLICATE,
+    EXCESS,
     KEYED,
     LATE,
     PASSED,
@@ -105,7 +106,7 @@ def expected(partition: Partition) -> Expected:
         for part in outcome.parts:
             if (part_before := parts_before.get(part[:2])) is not None:
                 parts.append(part_before)
-            elif outcome.status in (DUPLICATE, PASSED):
+            elif outcome.status in (DUPLICATE, EXCESS, PASSED):
                 parts.append(part)
             else:
                 record = logs[TopicPartition(part[0], partition.number)].sampled[part[1]]
@@ -133,8 +134,9 @@ def _arrivals(evidence: Evidence, tp: TopicPartition, log: Log) -> list[tuple[in
     for offset, position, time, kind, is_keyed, tenant in zip(*columns, tenants, strict=True):
         sampled = log.sampled[offset] if is_keyed else None
         key, record_id = (None, None) if sampled is None else (sampled.key, sampled.id)
+        size = 0 if sampled is None else len(sampled.value)
         tenant_times = next(decided) if kind == DECISION else None
-        record = Record(tp.input, offset, time, key, tenant, tenant_times, record_id)
+        record = Record(tp.input, offset, time, key, tenant, tenant_times, record_id, size)
         records.append((position, record))
     return records
 
@@ -157,6 +159,8 @@ def _open_before(
 ) -> tuple[Opened, Mapping[tuple[InputId, int], tuple[Any, ...]]]:
     """Return, of sampled keys, the merge records that were open when the partition's history began,
     and their parts (as in `Outcome`) by input and offset, as silver has them.
+
+    How many bytes they had then is not known; they count for none.
     """
     evidence = partition.evidence
     records = dict[tuple[str, str], MergeRecord]()
@@ -164,17 +168,22 @@ def _open_before(
     for row in partition.rows:
         of_row = [part for part in row.outcome.parts if not partition.is_judged(*part[:2])]
         ids = [entry for entry in row.ids if not partition.is_judged(*entry[:2])]
-        if not evidence.is_sampled(row.key) or not (of_row or ids):
+        is_too_large = not row.outcome.parts
+        excess = partition.excess_of(row) if is_too_large else []
+        if not evidence.is_sampled(row.key) or not (of_row or ids or excess):
             continue
-        times = [time for _, _, time, *_ in [*of_row, *ids]]
+        times = [*excess, *(time for _, _, time, *_ in [*of_row, *ids])]
         parts = {source: list[Part]() for source in evidence.settings.sources}
         for part in of_row:
             (source, topic), offset, time, *_ = part
             parts[source].append(Part(time, offset, topic))
             every[part[:2]] = part
         record = MergeRecord(row.key, min(times), max(times), parts, row.tenant)
-        for input_id, offset, _, record_id in sorted(ids, reverse=True):
-            record.ids[input_id, record_id] = offset
+        record.is_too_large = is_too_large
+        for input_id, offset, _, record_id in ids:
+            if isinstance(record_id, str):
+                record.ids[input_id, record_id] = offset
+        record.count = len(of_row) + len(ids) - len(record.ids)
         records[row.tenant, row.key] = record
     return records, every
 
@@ -214,7 +223,8 @@ def merged_through(
         if (clock := end.clocks.get(partition)) is None:
             continue
         merge = epoch.settings.merge
-        model.begin_epoch(merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms)
+        times = merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms
+        model.begin_epoch(*times, merge.bounds)
         for input_id, records in arrived.items():
             tp = TopicPartition(input_id, partition)
             until = _count_until(records, end.until.get(tp, 0), clock)
@@ -248,6 +258,9 @@ def outcomes(model: PartitionMerge) -> Iterator[Outcome]:
             position=position,
         )
     yield from map(_duplicate, model.duplicates)
+    yield from map(_excess, model.excess)
+    for open_row in model.open.values():
+        yield from map(_duplicate, open_row.repeated)
     for status, row in [
         *(("timed_out", row) for row in model.timed_out),
         *(("open", row) for row in model.open.values()),
@@ -277,6 +290,14 @@ def _duplicate(duplicate: DuplicateRecord) -> Outcome:
     part = record.input, record.offset, time, repeated(record.id or "", of_offset)
     tenant = record.tenant or NO_TENANT
     return Outcome(record.key or "", DUPLICATE, time, time, (part,), tenant=tenant)
+
+
+def _excess(record: Record) -> Outcome:
+    """Return the outcome of a record of a merge record that is too large."""
+    time = record.event_time
+    part = record.input, record.offset, time
+    tenant = record.tenant or NO_TENANT
+    return Outcome(record.key or "", EXCESS, time, time, (part,), tenant=tenant)
 
 
 def _count_until(records: Sequence[tuple[int, Record]], until: int, clock: int) -> int:

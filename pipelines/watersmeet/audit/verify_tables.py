@@ -20,6 +20,7 @@ from watersmeet.audit.problems import Findings, different
 from watersmeet.audit.verify_evidence import (
     DECISION,
     DUPLICATE,
+    EXCESS,
     LATE,
     Log,
     Outcome,
@@ -229,10 +230,12 @@ def check_outcomes(partition: Partition, erasing: Erasing, findings: Findings) -
     for outcome, batch in partition.not_merged:
         [(input_id, offset, *_)] = outcome.parts
         since, until = ranges.get((input_id, batch), (offset, MAX_TIME))
-        # A record may wait for its tenant, and be a duplicate, or late by new rules, when it came.
+        # A record that waits for its tenant may be late by new rules. One that has joined a merge
+        # record is found to be a duplicate when that closes, or excess when it is too large.
         is_new = outcome.status == LATE and evidence.epochs.of(batch).from_batch == batch
-        may_wait = evidence.settings.merge.has_tenants and (outcome.status == DUPLICATE or is_new)
-        if offset >= until or (offset < since and not may_wait):
+        may_come_later = outcome.status in (DUPLICATE, EXCESS)
+        may_come_later |= evidence.settings.merge.has_tenants and is_new
+        if offset >= until or (offset < since and not may_come_later):
             tp = TopicPartition(input_id, partition.number)
             what = f"the {outcome.status} record is of batch {batch}, which did not pass it"
             findings.add(what, f"silver: {evidence.at(tp, offset)}")

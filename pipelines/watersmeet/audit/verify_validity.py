@@ -73,6 +73,8 @@ class Validator:
 
         `header_bytes`: the size of the headers of its message beside those of `message_bytes`.
         """
+        if isinstance(row, Row) and not row.outcome.parts:
+            return False, "too_large"
         if row.refusal is not None:
             return False, row.refusal
         beside = len(row.key.encode()), len(row.tenant.encode())

@@ -72,6 +72,7 @@ RESERVED_NAMES: Final = frozenset(
         "tenant",
         "position",
         "record_bytes",
+        "record_count",
         "record_ids",
         "source",
         "topic",

@@ -49,6 +49,11 @@ class CorrectedRecord:
     ids: dict[tuple[InputId, str], int]
     version: int = 0
     """The number of its corrections."""
+    records: int = 0
+    """Number of the records that have joined it, and of those that have corrected it."""
+    size: int = 0
+    """Number of bytes in the values of these."""
+    is_too_large: bool = False
 
     @classmethod
     def closed(cls, row: MergeRecord) -> CorrectedRecord:
@@ -64,13 +69,17 @@ class CorrectedRecord:
             last_event_time=row.last_event_time,
             parts={source: list(parts) for source, parts in row.parts.items()},
             ids=dict(row.ids),
+            records=row.count,
+            size=row.size,
+            is_too_large=row.is_too_large,
         )
 
 
 class Correction(NamedTuple):
     """A correction: the merge record that it is about, and its content with the late record.
 
-    Version 0 is none: the merge record has as many versions as it may, and there is no content.
+    Version 0 is none: the merge record has as many versions as it may, or is too large, or would
+    be with the late record; and there is no content.
     """
 
     place: CorrectionPlace
@@ -121,6 +130,8 @@ class PartitionCorrections:
     """Late records that are not to be corrected."""
     too_many: list[Correction] = field(default_factory=list)
     """What is not corrected since its merge record has as many versions as it may, in order."""
+    too_large: list[Correction] = field(default_factory=list)
+    """What is not corrected since its merge record is too large, or would be with it, in order."""
     max_versions: int = MAX_VERSIONS
     pending: list[_Pending] = field(default_factory=list)
     u: dict[tuple[InputId, int], int] = field(default_factory=dict)
@@ -186,19 +197,24 @@ class PartitionCorrections:
                 parts={source: [] for source in self.merge.rules.sources},
                 ids={},
             )
-            if not is_out:
+            is_too_large = self.merge.rules.is_too_large(1, record.size)
+            if not is_out and not is_too_large:
                 self._records[row.tenant, row.key].append(row)
         if record.id is not None and (record.input, record.id) in row.ids:
             of_offset = row.ids[record.input, record.id]
             self.duplicates.append(DuplicateRecord(record, of_offset))
             return
         about = row.tenant, row.key, row.event_time, row.due, row.closed_at, row.is_late_born
-        if row.version >= settled.max_versions:
-            times = record.event_time, record.event_time
-            self.too_many.append(
-                Correction(place, late, *about, 0, *times, dict.fromkeys(row.parts, ()))
-            )
+        times = record.event_time, record.event_time
+        none = Correction(place, late, *about, 0, *times, dict.fromkeys(row.parts, ()))
+        size = row.records + 1, row.size + record.size
+        if row.is_too_large or self.merge.rules.is_too_large(*size):
+            self.too_large.append(none)
             return
+        if row.version >= settled.max_versions:
+            self.too_many.append(none)
+            return
+        row.records, row.size = size
         if record.id is not None:
             row.ids[record.input, record.id] = record.offset
         row.version += 1

@@ -23,6 +23,7 @@ from watersmeet.core.columns import (
     NULL_TIME,
     Int64s,
     int64s,
+    lengths,
     looked_up,
     time_column,
     times_ms,
@@ -30,6 +31,7 @@ from watersmeet.core.columns import (
 from watersmeet.core.inputs import InputId
 from watersmeet.core.merge import (
     Batch,
+    Members,
     Merged,
     parts_by_source,
     silver_schema,
@@ -39,8 +41,9 @@ from watersmeet.core.merge import (
 from watersmeet.core.plan import Rules
 from watersmeet.core.positions import Positioned
 from watersmeet.core.reading import RECORD_BYTES
-from watersmeet.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS, Numbers, joined
-from watersmeet.core.sequence import CORRECTED, TOO_MANY, Place, late_born_id, message_id
+from watersmeet.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS, joined
+from watersmeet.core.sequence import CORRECTED, EXCESS, TOO_MANY, Place, late_born_id, message_id
+from watersmeet.core.too_large import RECORD_COUNT, has_no_parts
 from watersmeet.core.types import schema_of
 
 _NAMED: Final = schema_of(
@@ -67,12 +70,13 @@ def correction_schema(
     and `first_event_time` and `last_event_time` those of all its parts. `is_late_born`: a late
     record has opened the merge record. `id` is that of its message. `has_message`: False where it
     is not valid, and nothing that it would replace was. Where the merge record has as many versions
-    as it may, the row is no correction: it has version 0, no parts, and `TOO_MANY` as reason.
+    as it may, the row is no correction: it has version 0, no parts, and `TOO_MANY` as reason; or
+    `EXCESS`, where the merge record is too large, or would be with the late record.
     """
     silver = silver_schema(value_types, inputs, has_ids=has_ids)
     parts = [silver.field(source) for source in value_types]
     ids = [RECORD_IDS] if has_ids else []
-    return pa.schema([*_NAMED, *parts, *_AFTER_PARTS, RECORD_BYTES, *ids])
+    return pa.schema([*_NAMED, *parts, *_AFTER_PARTS, RECORD_BYTES, RECORD_COUNT, *ids])
 
 
 class Settled(NamedTuple):
@@ -102,13 +106,13 @@ class LateRules(NamedTuple):
 class Made(NamedTuple):
     """What late records make when they are settled.
 
-    `corrections` and `too_many` have the columns of `correction_schema`; the latter are no
-    corrections, since their merge records have as many as they may. `duplicates` has those of
-    `core.repeated.DUPLICATE_SCHEMA`: late records whose id a part of their merge record has.
+    `corrections` and `not_corrected` have the columns of `correction_schema`; the latter are no
+    corrections, and have a reason. `duplicates` has those of `core.repeated.DUPLICATE_SCHEMA`: late
+    records whose id a part of their merge record has.
     """
 
     corrections: pa.Table
-    too_many: pa.Table
+    not_corrected: pa.Table
     duplicates: pa.Table
 
 
@@ -141,6 +145,8 @@ class _Candidate:
     """A merge record that late records may belong to.
 
     - `row`: the number of the row that has its newest content; None: a late record has opened it.
+    - `records` and `size`: how many records are in that, repeated ones among them, and how many
+      bytes they have. One that is too large has none.
     - `late`: the numbers of the late records that correct it now.
     """
 
@@ -152,6 +158,9 @@ class _Candidate:
     row: int | None = None
     version: int = 0
     has_message: bool = False
+    records: int = 0
+    size: int = 0
+    is_too_large: bool = False
     ids: dict[tuple[str, str, str], int] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
 
@@ -162,7 +171,7 @@ class _Candidate:
 
 class _Corrected(NamedTuple):
     """A settled late record, by its number: its merge record, and the version that it makes of it;
-    0 where that has as many as it may.
+    0 where it makes none, for a reason.
 
     `members`: how many of the late records that correct it now are in that version.
     """
@@ -171,6 +180,7 @@ class _Corrected(NamedTuple):
     record: _Candidate
     version: int = 0
     members: int = 0
+    reason: str | None = None
 
 
 _Key = tuple[int, str, str]
@@ -244,34 +254,43 @@ def correct(
     has_none_out = times_ms(closed["closed_at"]) > looked_up(partitions, last, NULL_TIME)
     closed = closed.filter(pa.array(has_none_out))
     before = _together(closed, corrected, batch)
-    candidates = _candidates(closed, corrected, before)
+    candidates = _candidates(closed, corrected, before, batch)
     made: list[_Corrected] = []
-    too_many: list[_Corrected] = []
+    refused: list[_Corrected] = []
     repeated: list[dict[str, Any]] = []
     columns = ("partition", "tenant", "merge_key", "source", "topic", "offset", "event_time", "id")
     rows = late.rows.select(columns).set_column(6, "event_time", pa.array(_times(late.rows)))
+    sizes = lengths(late.rows["value"])
+    alone_too_large = batch.rules.bounds.are_exceeded(np.ones_like(sizes), sizes)
     for number, row in enumerate(rows.to_pylist()):
         key = row["partition"], row["tenant"], row["merge_key"]
         settled_at = int(late.settled_at[number])
         gap_ms = int(rules.gaps_ms[number])
-        if is_out[number]:
-            record = _opened(row, gap_ms, settled_at)
-        else:
-            record = _belongs_to(row, gap_ms, settled_at, candidates.setdefault(key, _OfKey()))
+        of_key = candidates.setdefault(key, _OfKey())
+        found = None if is_out[number] else of_key.of(row["event_time"], gap_ms, settled_at)
+        record = _opened(row, gap_ms, settled_at) if found is None else found
+        if found is None and not is_out[number] and not alone_too_large[number]:
+            of_key.add(record)
         identity = None if row["id"] is None else (row["source"], row["topic"], row["id"])
         if identity is not None and identity in record.ids:
             repeated.append({**row, "of_offset": record.ids[identity]})
+        elif record.is_too_large or batch.rules.bounds.is_exceeded(
+            record.records + 1, record.size + int(sizes[number])
+        ):
+            refused.append(_Corrected(number, record, reason=EXCESS))
         elif record.version >= rules.max_versions[number]:
-            too_many.append(_Corrected(number, record))
+            refused.append(_Corrected(number, record, reason=TOO_MANY))
         else:
             if identity is not None:
                 record.ids[identity] = row["offset"]
+            record.records += 1
+            record.size += int(sizes[number])
             record.version += 1
             record.late.append(number)
             made.append(_Corrected(number, record, record.version, len(record.late)))
     return Made(
         _corrections(late, before, made, batch),
-        _too_many(late, too_many, batch),
+        _not_corrected(late, refused, batch),
         _duplicates(repeated, batch),
     )
 
@@ -339,14 +358,17 @@ def _together(closed: pa.Table, corrected: pa.Table, batch: Batch) -> pa.Table:
     `event_time` is that of the first of all parts.
     """
     names = ["partition", "merge_key", "tenant", "event_time", "last_event_time", *batch.sources]
-    names += [RECORD_BYTES.name, *([RECORD_IDS.name] if batch.has_ids else [])]
+    names += [RECORD_BYTES.name, RECORD_COUNT.name]
+    names += [RECORD_IDS.name] if batch.has_ids else []
     silver = silver_schema(batch.value_types, batch.inputs, has_ids=batch.has_ids)
     kinds = pa.schema([silver.field(name) for name in names])
     tables = closed.select(names), as_silver(corrected).select(names)
     return pa.concat_tables([rows.cast(kinds) for rows in tables])
 
 
-def _candidates(closed: pa.Table, corrected: pa.Table, before: pa.Table) -> dict[_Key, _OfKey]:
+def _candidates(
+    closed: pa.Table, corrected: pa.Table, before: pa.Table, batch: Batch
+) -> dict[_Key, _OfKey]:
     """Return, by key, the merge records that there are, each with its newest content."""
     candidates: dict[_Key, dict[tuple[int, bool], _Candidate]] = {}
     times = ("event_time", "due", "closed_at")
@@ -383,8 +405,13 @@ def _candidates(closed: pa.Table, corrected: pa.Table, before: pa.Table) -> dict
             of_key[event_time, is_born] = _Candidate(
                 event_time, due, closed_at, is_born, record_id, row, version, has_message
             )
-    if RECORD_IDS.name in before.column_names:
-        for record in chain.from_iterable(of_key.values() for of_key in candidates.values()):
+    are_too_large = has_no_parts(before, batch.sources)
+    counts, sizes = (int64s(before[column.name]) for column in (RECORD_COUNT, RECORD_BYTES))
+    for record in chain.from_iterable(of_key.values() for of_key in candidates.values()):
+        record.is_too_large = bool(are_too_large[record.row])
+        record.records = int(counts[record.row])
+        record.size = int(sizes[record.row])
+        if RECORD_IDS.name in before.column_names:
             record.ids = _ids(before, record)
     return {key: _OfKey(records.values()) for key, records in candidates.items()}
 
@@ -403,17 +430,6 @@ def _ids(before: pa.Table, record: _Candidate) -> dict[tuple[str, str, str], int
         for entry in entries
         if entry["of_offset"] is None
     }
-
-
-def _belongs_to(
-    row: Mapping[str, Any], gap_ms: int, settled_at: int, candidates: _OfKey
-) -> _Candidate:
-    """Return the merge record that a late record belongs to; where it opens one, add that."""
-    record = candidates.of(row["event_time"], gap_ms, settled_at)
-    if record is None:
-        record = _opened(row, gap_ms, settled_at)
-        candidates.add(record)
-    return record
 
 
 def _opened(row: Mapping[str, Any], gap_ms: int, settled_at: int) -> _Candidate:
@@ -442,16 +458,17 @@ def _corrections(
     first = [records.times, _times(contents)]
     last = [records.times, times_ms(contents["last_event_time"])]
     sizes = [value_sizes(records), int64s(contents[RECORD_BYTES.name])]
+    each = [np.ones(len(taken), np.int64), int64s(contents[RECORD_COUNT.name])]
+    every = Members(records, contents, 0, merged.numbers())
     columns: dict[str, Any] = {
         "first_event_time": time_column(merged.reduce(np.minimum, np.concatenate(first))),
         "last_event_time": time_column(merged.reduce(np.maximum, np.concatenate(last))),
         RECORD_BYTES.name: pa.array(merged.reduce(np.add, np.concatenate(sizes))),
-        **parts_by_source(records, late.rows["value"], contents, merged, None, batch),
+        RECORD_COUNT.name: pa.array(merged.reduce(np.add, np.concatenate(each))),
+        **parts_by_source(every, late.rows["value"], batch),
     }
     if batch.has_ids:
-        numbers = Numbers(merged.record_numbers, merged.row_numbers, merged.size)
-        ids = joined(rows, contents, 0, numbers, batch.plan.batch).record_ids
-        columns[RECORD_IDS.name] = ids
+        columns[RECORD_IDS.name] = joined(rows, contents, 0, every.numbers).record_ids
     columns |= {
         "valid": pa.nulls(len(made), pa.bool_()),
         "invalid_reason": pa.nulls(len(made), pa.string()),
@@ -460,21 +477,21 @@ def _corrections(
     return _with_places(columns, late, made, batch)
 
 
-def _too_many(late: Settled, beyond: Sequence[_Corrected], batch: Batch) -> pa.Table:
-    """Return rows for late records that correct nothing, since there are corrections enough."""
-    count = len(beyond)
+def _not_corrected(late: Settled, refused: Sequence[_Corrected], batch: Batch) -> pa.Table:
+    """Return rows for late records that correct nothing, for a reason."""
+    count = len(refused)
     schema = correction_schema(batch.value_types, batch.inputs, has_ids=batch.has_ids)
-    own = late.rows.take(pa.array([each.late for each in beyond], pa.int64()))
+    own = late.rows.take(pa.array([each.late for each in refused], pa.int64()))
     columns: dict[str, Any] = {
         **dict.fromkeys(("first_event_time", "last_event_time"), own["event_time"]),
         **{name: pa.array([[]] * count, schema.field(name).type) for name in batch.sources},
-        RECORD_BYTES.name: pa.repeat(0, count),
+        **dict.fromkeys((RECORD_BYTES.name, RECORD_COUNT.name), pa.repeat(0, count)),
         **dict.fromkeys(("valid", "has_message"), pa.repeat(pa.scalar(False), count)),
-        "invalid_reason": pa.repeat(TOO_MANY, count),
+        "invalid_reason": pa.array([each.reason for each in refused], pa.string()),
     }
     if batch.has_ids:
         columns[RECORD_IDS.name] = pa.nulls(count, schema.field(RECORD_IDS.name).type)
-    return _with_places(columns, late, beyond, batch)
+    return _with_places(columns, late, refused, batch)
 
 
 def _with_places(

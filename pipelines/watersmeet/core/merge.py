@@ -42,9 +42,10 @@ from watersmeet.core.message import as_read, exceeds
 from watersmeet.core.plan import BatchPlan, Rules, TopicPartition
 from watersmeet.core.positions import NAMES, Positioned
 from watersmeet.core.reading import RECORD_BYTES
-from watersmeet.core.repeated import ID, RECORD_IDS, Joined, Numbers, duplicates_of, joined
+from watersmeet.core.repeated import ID, RECORD_IDS, Numbers, duplicates_of, joined
 from watersmeet.core.silver import OUTCOMES, PASSED, in_silver, of_batch
 from watersmeet.core.tenants import HEADS
+from watersmeet.core.too_large import EXCESS, RECORD_COUNT, has_no_parts, records_of
 from watersmeet.core.types import DUE, TENANT, TIME, schema_of
 from watersmeet.core.values import typed_values
 from watersmeet.core.waiting import records_at, release
@@ -136,7 +137,8 @@ def silver_schema(
     - `has_ids`: True where records may have ids.
 
     The columns of merge records come first, then `core.silver.OUTCOMES`. `position` is null for a
-    merge record. `record_bytes` is how many bytes the values of a row's records have in bronze.
+    merge record. `record_bytes` is how many bytes the values of a row's records have in bronze,
+    those of repeated ones among them; 0 for a merge record that is too large.
     """
     topics = dict.fromkeys(several_topics(inputs), _TOPIC)
     parts = []
@@ -149,7 +151,8 @@ def silver_schema(
     )
     after = schema_of("valid boolean, invalid_reason string, batch bigint, generation int")
     ids = [RECORD_IDS] if has_ids else []
-    others = [*after, *DUE, *TENANT, ("position", TIME), RECORD_BYTES, *ids, *OUTCOMES]
+    sizes = [RECORD_BYTES, RECORD_COUNT]
+    others = [*after, *DUE, *TENANT, ("position", TIME), *sizes, *ids, *OUTCOMES]
     return pa.schema([*before, *parts, *others])
 
 
@@ -199,7 +202,8 @@ def merge(
     status, the position up to which the waiting rows of its key are deleted, unless they come anew.
 
     A row that times out is judged: `valid` is false and `invalid_reason` is `too_large` where its
-    message would be larger than `max_bytes`. Raises ValueError where a key has two open records.
+    message would be larger than `max_bytes`, or where it is too large itself. Raises ValueError
+    where a key has two open records.
     """
     clocks = _clocks(records, heads, batch, _partitions(records, open_rows))
     outcomes = _Outcomes.of(records, batch, clocks, recovered)
@@ -479,14 +483,21 @@ def _changed(
     none_waits = np.zeros(len(opened.first), np.bool_)
     before = pa.concat_tables([entering.waited.rows, open_rows])
     merged = Merged.of(labels, records.rows.num_rows)
-    repeated = _repeated(records, before, len(entering.waited.times), merged, batch)
-
     columns = {
         name: merged.first(both(records.rows[name], before[name], kind))
         for name, kind in NAMES.items()
     }
     partitions = int64s(columns["partition"])
     waits = merged.any(np.concatenate([entering.is_waiting, none_waits]))
+    counts = [np.ones(len(records.times), np.int64), int64s(before[RECORD_COUNT.name])]
+    count = merged.reduce(np.add, np.concatenate(counts))
+    sizes = [value_sizes(records), int64s(before[RECORD_BYTES.name])]
+    size = merged.reduce(np.add, np.concatenate(sizes))
+    was_too_large = np.zeros(len(labels), np.bool_)
+    was_too_large[len(every.times) :] = has_no_parts(open_rows, batch.sources)
+    is_excess = merged.any(was_too_large) | (batch.rules.bounds.are_exceeded(count, size) & ~waits)
+    members = Members(records, before, len(entering.waited.times), merged.numbers())
+    small = members.of(~is_excess)
     first = merged.reduce(np.minimum, np.concatenate([every.times, opened.first]))
     last = merged.reduce(np.maximum, np.concatenate([every.times, opened.last]))
     due = batch.rules.due(first, last)
@@ -497,9 +508,13 @@ def _changed(
         ),
         "event_time": time_column(first),
         "last_event_time": time_column(last),
-        **parts_by_source(records, values, before, merged, repeated, batch),
     }
-    too_large = _too_large(pa.table(columns), timed_out, batch)
+    if batch.has_ids:
+        repeated = joined(small.records.rows, small.rows, small.waited, small.numbers)
+        columns[RECORD_IDS.name] = repeated.record_ids
+        small = small.without(repeated.is_record, repeated.is_row)
+    columns |= parts_by_source(small, values, batch)
+    too_large = _too_large(pa.table(columns), timed_out, batch) | (is_excess & timed_out)
     closed_at = np.full(merged.size, NULL_TIME)
     closed_at[timed_out] = batch.rules.closed_at(
         partitions[timed_out],
@@ -509,13 +524,6 @@ def _changed(
     )
     none_at = np.full(len(opened.first), NULL_TIME)
     positions = merged.reduce(np.maximum, np.concatenate([every.positions, none_at]))
-    sizes = [value_sizes(records), int64s(before[RECORD_BYTES.name])]
-    if repeated is not None:
-        sizes = [
-            np.where(is_duplicate, 0, size)
-            for is_duplicate, size in zip(repeated[:2], sizes, strict=True)
-        ]
-        columns[RECORD_IDS.name] = repeated.record_ids
     replaces = np.full(merged.size, MAX_TIME)
     replaces[merged.row_numbers[len(entering.waited.times) :]] = opened.first
     columns |= {
@@ -528,7 +536,8 @@ def _changed(
         "due": time_column(np.where(waits, NULL_TIME, due)),
         "closed_at": time_column(closed_at),
         "position": time_column(np.where(waits, positions, NULL_TIME)),
-        RECORD_BYTES.name: pa.array(merged.reduce(np.add, np.concatenate(sizes))),
+        RECORD_BYTES.name: pa.array(np.where(is_excess, 0, size)),
+        RECORD_COUNT.name: pa.array(count),
         "replaces": time_column(replaces, missing=MAX_TIME),
         "delete_up_to": pa.nulls(merged.size, TIME),
     }
@@ -539,9 +548,12 @@ def _changed(
             place = merged.first(both(records.rows[name], before[name], kind))
             columns[name] = pc.if_else(pa.array(waits), place, pa.scalar(None, kind))
     rows = [pa.table(columns).select(schema.names)]
-    if repeated is not None:
-        duplicates = duplicates_of(rows[0], batch.plan.batch)
+    if batch.has_ids:
+        names = ["partition", "merge_key", *TENANT.names, "generation", RECORD_IDS.name]
+        duplicates = duplicates_of(filtered(rows[0].select(names), timed_out), batch.plan.batch)
         rows.append(in_silver(duplicates, "duplicate", schema))
+    if is_excess.any():
+        rows.append(_excess_rows(members.of(is_excess), batch))
     if entering.deleted.num_rows:
         rows.append(in_silver(entering.deleted, None, schema))
     return _together(rows, batch)
@@ -570,8 +582,10 @@ def _labels(
     labels[~is_merged] = count * stride + np.arange(np.count_nonzero(~is_merged))
     open_labels = open_keys * stride
     is_changed = np.isin(open_labels, labels) | _is_timed_out(open_rows, opened.due, clocks)
-    # An earlier epoch's rules may have set another time.
+    # An earlier epoch's rules may have set another time, or other bounds.
     is_changed |= times_ms(open_rows["due"]) != opened.due
+    size = (int64s(open_rows[column.name]) for column in (RECORD_COUNT, RECORD_BYTES))
+    is_changed |= batch.rules.bounds.are_exceeded(*size) & ~has_no_parts(open_rows, batch.sources)
     return np.concatenate([labels, open_labels[is_changed]]), is_changed
 
 
@@ -609,6 +623,10 @@ class Merged(NamedTuple):
         numbers[order] = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(labels)))
         return cls(len(begins), numbers[:records], numbers[records:], order, begins)
 
+    def numbers(self) -> Numbers:
+        """Return the numbers of the merge records, of records and of rows."""
+        return Numbers(self.record_numbers, self.row_numbers, self.size)
+
     def reduce(self, function: np.ufunc, values: Int64s) -> Int64s:
         """Reduce the values of all that belongs to a merge record to one, for each merge record."""
         return np.asarray(
@@ -628,17 +646,40 @@ class Merged(NamedTuple):
         )
 
 
-def _repeated(
-    records: Positioned, before: pa.Table, waited: int, merged: Merged, batch: Batch
-) -> Joined | None:
-    """Return the repeated records of the merge records; None where no record has an id.
+class Members(NamedTuple):
+    """Records and rows of silver, and the numbers of the merge records that they belong to.
 
-    The first `waited` rows of `before` hold records that waited.
+    The first `waited` of the rows hold records that waited.
     """
-    if not batch.has_ids:
-        return None
-    numbers = Numbers(merged.record_numbers, merged.row_numbers, merged.size)
-    return joined(records.rows, before, waited, numbers, batch.plan.batch)
+
+    records: Positioned
+    rows: pa.Table
+    waited: int
+    numbers: Numbers
+
+    def without(self, is_record: Booleans, is_row: Booleans) -> Members:
+        """Return these members but for some records and rows."""
+        numbers = self.numbers
+        return Members(
+            self.records.where(~is_record),
+            filtered(self.rows, ~is_row),
+            int(np.count_nonzero(~is_row[: self.waited])),
+            Numbers(numbers.records[~is_record], numbers.rows[~is_row], numbers.size),
+        )
+
+    def of(self, is_its: Booleans) -> Members:
+        """Return the members of some of the merge records."""
+        return self.without(~is_its[self.numbers.records], ~is_its[self.numbers.rows])
+
+
+def _excess_rows(members: Members, batch: Batch) -> pa.Table:
+    """Return rows of silver for all records of merge records that are too large."""
+    names = [name for name in EXCESS.names if name not in ("batch", "generation")]
+    kinds = pa.schema([EXCESS.field(name) for name in names])
+    records = members.records.rows, records_of(members.rows, batch.inputs)
+    rows = pa.concat_tables([each.select(names).cast(kinds) for each in records])
+    rows = of_batch(rows, batch.plan.batch, batch.plan.generation)
+    return in_silver(rows, "excess", batch.changed_schema())
 
 
 def value_sizes(records: Positioned) -> Int64s:
@@ -647,46 +688,28 @@ def value_sizes(records: Positioned) -> Int64s:
 
 
 def parts_by_source(
-    records: Positioned,
-    values: pa.ChunkedArray,
-    before: pa.Table,
-    merged: Merged,
-    repeated: Joined | None,
-    batch: Batch,
+    members: Members, values: pa.ChunkedArray, batch: Batch
 ) -> dict[str, pa.ListArray]:
-    """Return, by source, the parts of each merge record: repeated records are none.
+    """Return, by source, the parts of each merge record.
 
-    `records`: rows of `without_values`. `values`: those of the table that it was given.
+    `members`: the records are rows of `without_values`. `values`: those of the table that it was
+    given.
     """
-    if repeated is not None:
-        merged = merged._replace(
-            record_numbers=merged.record_numbers[~repeated.is_record],
-            row_numbers=merged.row_numbers[~repeated.is_row],
-        )
-        records = records.where(~repeated.is_record)
-        before = before.filter(pa.array(~repeated.is_row))
-    return {
-        source: _parts(source, records, values, before, merged, batch) for source in batch.sources
-    }
+    return {source: _parts(source, members, values, batch) for source in batch.sources}
 
 
-def _parts(
-    source: str,
-    records: Positioned,
-    values: pa.ChunkedArray,
-    before: pa.Table,
-    merged: Merged,
-    batch: Batch,
-) -> pa.ListArray:
+def _parts(source: str, members: Members, values: pa.ChunkedArray, batch: Batch) -> pa.ListArray:
     """Return a source's parts of each merge record by (event time, topic, offset), old and new."""
+    records = members.records
+    numbers = members.numbers
     source_rows = np.flatnonzero(pc.equal(records.rows["source"], source).to_numpy())
-    old_lists = one_chunk(before[source])
+    old_lists = one_chunk(members.rows[source])
     old = old_lists.flatten()
     new = records.rows.select(["topic", "partition", "offset", _ROW]).take(pa.array(source_rows))
     labels = np.concatenate(
         [
-            merged.record_numbers[source_rows],
-            merged.row_numbers[old_lists.value_parent_indices().to_numpy()],
+            numbers.records[source_rows],
+            numbers.rows[old_lists.value_parent_indices().to_numpy()],
         ]
     )
     offsets = np.concatenate([int64s(new["offset"]), int64s(old.field("offset"))])
@@ -709,7 +732,7 @@ def _parts(
     }
     names = old.type.names
     parts = pa.StructArray.from_arrays([columns[name] for name in names], names)
-    return in_lists(labels[order], parts, merged.size)
+    return in_lists(labels[order], parts, numbers.size)
 
 
 def _read(source: str, records: pa.Table, values: pa.ChunkedArray, batch: Batch) -> pa.ChunkedArray:

@@ -24,6 +24,10 @@ NO_TENANT = ""
 MIN_TIME = -(2**62)
 """A time before any other."""
 
+MAX_PARTS = 100_000
+MAX_BYTES = 256 * 2**20
+"""The usual bounds of a merge record: how many records join it, and how many bytes they have."""
+
 
 @dataclass(frozen=True)
 class MergeRules:
@@ -40,6 +44,10 @@ class MergeRules:
     """Time for which it stays open after its first part; None: `gap_ms` too, which is a timeout."""
     lag_ms: int | None = None
     """Maximum by which a tenant's clock may be behind the global clock; None without tenants."""
+    max_parts: int = MAX_PARTS
+    """Number of records, repeated ones counted, beyond which a merge record is too large."""
+    max_bytes: int = MAX_BYTES
+    """Number of bytes in the values of its records beyond which it is, too."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -57,6 +65,10 @@ class MergeRules:
             last_event_time + self.gap_ms,
             event_time + (self.gap_ms if self.max_ms is None else self.max_ms),
         )
+
+    def is_too_large(self, records: int, size: int) -> bool:
+        """Return True where a merge record of so many records, with so many bytes, has no parts."""
+        return records > self.max_parts or size > self.max_bytes
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,8 @@ class Record:
     tenant_times: Mapping[str, int] | None = None
     id: str | None = None
     """By which a repeated record of its input is recognised; None: it is none."""
+    size: int = 0
+    """Number of bytes of its value."""
 
     @property
     def is_heartbeat(self) -> bool:
@@ -138,8 +152,9 @@ class PublishedRecord(NamedTuple):
 class MergeRecord:
     """Everything merged for one key of a tenant while it was open, by source.
 
-    `due` and `closed_at` are set when it times out. They are the last moment at which it could be
-    joined, and the first clock at which that moment was over.
+    One that is too large has no parts, and takes none any more; its times go on. `due` and
+    `closed_at` are set when it times out. They are the last moment at which it could be joined, and
+    the first clock at which that moment was over.
     """
 
     key: str
@@ -151,21 +166,34 @@ class MergeRecord:
     closed_at: int = MIN_TIME
     ids: dict[tuple[InputId, str], int] = field(default_factory=dict)
     """The offset of the part with an id, by input and id."""
+    records: list[Record] = field(default_factory=list)
+    """All records that have joined it."""
+    repeated: list[DuplicateRecord] = field(default_factory=list)
+    """Those of them that are duplicates."""
+    is_too_large: bool = False
+    count: int = 0
+    size: int = 0
+    """Number of all records that have joined it, and of the bytes of their values."""
 
-    def join(self, record: Record) -> int | None:
+    def join(self, record: Record) -> None:
         """Add a record, which can only lower `event_time` and raise `last_event_time`.
 
-        Return the offset of the part with its id, of the same input, where there is one: then the
-        record is a duplicate, and no part. Records of an input are added in order of offset.
+        Where a part has its id, and is of the same input, the record is a duplicate, and no part.
+        Records of an input are added in order of offset.
         """
         self.event_time = min(self.event_time, record.event_time)
         self.last_event_time = max(self.last_event_time, record.event_time)
+        self.records.append(record)
+        self.count += 1
+        self.size += record.size
+        if self.is_too_large:
+            return
         if record.id is not None:
             of_offset = self.ids.setdefault((record.input, record.id), record.offset)
             if of_offset != record.offset:
-                return of_offset
+                self.repeated.append(DuplicateRecord(record, of_offset))
+                return
         self.parts[record.input.source].append(record.part)
-        return None
 
     def content(self) -> tuple[str, int, int, tuple[tuple[Part, ...], ...]]:
         """Return a tuple that is equal for equal content.
@@ -317,6 +345,9 @@ class PartitionMerge:
     timed_out: list[MergeRecord] = field(default_factory=list)
     late: list[LateRecord] = field(default_factory=list)
     duplicates: list[DuplicateRecord] = field(default_factory=list)
+    """Those of the merge records that have timed out: until then they may be excess."""
+    excess: list[Record] = field(default_factory=list)
+    """Records of merge records that are too large."""
     horizon: int | None = None
     """The largest tenant clock - gap at the ends of the earlier epochs.
 
@@ -360,12 +391,17 @@ class PartitionMerge:
             self.states.setdefault(record.input, SourceState()).arrive(record)
 
     def begin_epoch(
-        self, gap_ms: int, max_ms: int | None = None, lag_ms: int | None = None
+        self,
+        gap_ms: int,
+        max_ms: int | None = None,
+        lag_ms: int | None = None,
+        bounds: tuple[int, int] | None = None,
     ) -> None:
-        """Change the window and the lag from now on.
+        """Change the window and the lag from now on, and with `bounds` those of a merge record.
 
-        What was late stays late, so that what is published stays first in order. An epoch whose
-        merge records close by other rules starts strictly later than the one before.
+        What was late stays late, so that what is published stays first in order; what was too large
+        stays so. An epoch whose merge records close by other rules starts strictly later than the
+        one before.
         """
         if self.has_advanced and self.clock is not None:
             seen = {tenant for state in self.states.values() for tenant in state.own}
@@ -376,6 +412,8 @@ class PartitionMerge:
                 for state in self.states.values():
                     state.keep_behind(self._lag)
         self.rules = replace(self.rules, gap_ms=gap_ms, max_ms=max_ms, lag_ms=lag_ms)
+        if bounds is not None:
+            self.rules = replace(self.rules, max_parts=bounds[0], max_bytes=bounds[1])
         if self.ended is not None and self.clock is not None:
             rules_before, start_before = self.ended
             is_same = rules_before.closing() == self.rules.closing()
@@ -396,6 +434,8 @@ class PartitionMerge:
             was_waiting = self.waiting
             self.waiting = []
             self._judge(was_waiting)
+            for row in self.open.values():
+                self._measure(row)
         for state in self.states.values():
             self._judge(state.read(self.clock, self._lag))
         clocks = {tenant: self.tenant_clock(tenant) for tenant in self.tenants()}
@@ -483,9 +523,21 @@ class PartitionMerge:
             parts: dict[str, list[Part]] = {source: [] for source in self.rules.sources}
             row = MergeRecord(key, record.event_time, record.event_time, parts, tenant)
             self.open[tenant, key] = row
-        of_offset = row.join(record)
-        if of_offset is not None:
-            self.duplicates.append(DuplicateRecord(record, of_offset))
+        row.join(record)
+        if row.is_too_large:
+            self.excess.append(record)
+        else:
+            self._measure(row)
+
+    def _measure(self, row: MergeRecord) -> None:
+        """Take all parts from a merge record that has become too large."""
+        if row.is_too_large or not self.rules.is_too_large(row.count, row.size):
+            return
+        row.is_too_large = True
+        row.parts = {source: [] for source in row.parts}
+        row.ids = {}
+        row.repeated = []
+        self.excess += row.records
 
     def _due(self, row: MergeRecord) -> int:
         return self.rules.due(row.event_time, row.last_event_time)
@@ -493,6 +545,7 @@ class PartitionMerge:
     def _time_out(self, row: MergeRecord) -> None:
         row.due = self._due(row)
         row.closed_at = int(self.first_clock_past(row.tenant, row.due))
+        self.duplicates += row.repeated
         self.timed_out.append(self.open.pop((row.tenant, row.key)))
 
     @property

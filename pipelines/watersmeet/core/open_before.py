@@ -5,7 +5,8 @@ Older rows of such a lake have been deleted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from watersmeet.core.columns import (
     in_lists,
     int64s,
     looked_up,
+    numbered,
     one_chunk,
     time_column,
     times_ms,
@@ -27,21 +29,29 @@ from watersmeet.core.columns import (
 from watersmeet.core.input_columns import part_topics
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
+from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import RECORD_IDS
+from watersmeet.core.too_large import RECORD_COUNT, has_no_parts, records_of
 from watersmeet.core.types import DUE, TIME
 
 
 def open_before(
-    rows: pa.Table, ends: Mapping[TopicPartition, int], inputs: Sequence[InputId]
+    rows: pa.Table,
+    excess: pa.Table,
+    ends: Mapping[TopicPartition, int],
+    inputs: Sequence[InputId],
 ) -> pa.Table:
     """Return merge records as they were open before these ends, with silver's columns.
 
-    `rows`: columns of silver, of merge records that were open then or opened later. `ends`: the
-    exclusive end offset by topic-partition. A row keeps its parts before these, and the repeated
-    records, and is left out where it has none.
+    - `rows`: columns of silver, of merge records that were open then or opened later.
+    - `excess`: the same of rows of records that are excess.
+    - `ends`: the exclusive end offset by topic-partition.
+
+    A row keeps its parts before these, and the repeated records, and is left out where it has none,
+    and no such record is excess. How many bytes they had then is not known; they count for none.
     """
     count = rows.num_rows
-    columns, has_parts = _parts_before(rows, ends, inputs)
+    columns, has_parts = _parts_before(rows, excess, ends, inputs)
     columns |= {
         "status": pa.repeat(pa.scalar("open"), count),
         "valid": pa.nulls(count, pa.bool_()),
@@ -53,7 +63,10 @@ def open_before(
 
 
 def _parts_before(
-    rows: pa.Table, ends: Mapping[TopicPartition, int], inputs: Sequence[InputId]
+    rows: pa.Table,
+    excess: pa.Table,
+    ends: Mapping[TopicPartition, int],
+    inputs: Sequence[InputId],
 ) -> tuple[dict[str, Any], Booleans]:
     """Return rows of silver with only their parts before some offsets.
 
@@ -76,11 +89,46 @@ def _parts_before(
         columns[RECORD_IDS.name], parents, times = _ids_before(rows, ends)
         np.minimum.at(first, parents, times)
         np.maximum.at(last, parents, times)
+    sources = list(dict.fromkeys(input_id.source for input_id in inputs))
+    for row, times in _excess_before(rows, excess, ends, sources):
+        first[row], last[row] = times.min(), times.max()
+    held = {name: columns[name] for name in columns if name in (*sources, RECORD_IDS.name)}
+    records = records_of(numbered(pa.table({**held}), "row"), inputs, ["row"])
     columns |= {
         "event_time": time_column(first, missing=MAX_TIME),
         "last_event_time": time_column(last),
+        RECORD_BYTES.name: pa.repeat(0, count),
+        RECORD_COUNT.name: pa.array(np.bincount(int64s(records["row"]), minlength=count)),
     }
     return columns, first < MAX_TIME
+
+
+def _excess_before(
+    rows: pa.Table,
+    excess: pa.Table,
+    ends: Mapping[TopicPartition, int],
+    sources: Sequence[str],
+) -> Iterator[tuple[int, Int64s]]:
+    """Yield the number of each too large merge record that had records before some offsets, and the
+    event times (ms) of these.
+    """
+    names = ["partition", "tenant", "merge_key"]
+    times = defaultdict[tuple[Any, ...], list[int]](list)
+    places = (excess[name].to_pylist() for name in ("source", "topic", "partition", "offset"))
+    of_key = zip(*(excess[name].to_pylist() for name in names), strict=True)
+    event_times = times_ms(excess["event_time"]).tolist()
+    for (source, topic, p, offset), key, time in zip(
+        zip(*places, strict=True), of_key, event_times, strict=True
+    ):
+        if offset < ends.get(TopicPartition(InputId(source, topic), p), MAX_TIME):
+            times[key].append(time)
+    first, last = (times_ms(rows[name]) for name in ("event_time", "last_event_time"))
+    keys = [*zip(*(rows[name].to_pylist() for name in names), strict=True)]
+    for row in np.flatnonzero(has_no_parts(rows, sources)).tolist():
+        of_row = np.array(times[keys[row]], np.int64)
+        of_row = of_row[(first[row] <= of_row) & (of_row <= last[row])]
+        if len(of_row):
+            yield row, of_row
 
 
 def _ids_before(
@@ -88,8 +136,7 @@ def _ids_before(
 ) -> tuple[pa.ListArray, Int64s, Int64s]:
     """Return the ids of the records before some offsets, as a column of silver.
 
-    Beside it, the row and the event time (ms) of each of these records. No batch has merged them
-    where a rebuild begins.
+    Beside it, the row and the event time (ms) of each of these records.
     """
     count = rows.num_rows
     lists = rows[RECORD_IDS.name].combine_chunks()
@@ -104,13 +151,8 @@ def _ids_before(
     ]
     kept = int64s(flat.field("offset")) < np.array(until, np.int64)
     entries = flat.filter(pa.array(kept))
-    columns = [entries.field(kind.name) for kind in entries.type]
-    at = entries.type.get_field_index("batch")
-    columns[at] = pa.nulls(len(entries), entries.type.field(at).type)
     parents = parents[kept]
-    trimmed = in_lists(
-        parents, pa.StructArray.from_arrays(columns, fields=list(entries.type)), count
-    )
+    trimmed = in_lists(parents, entries, count)
     is_empty = np.isin(np.arange(count), parents, invert=True)
     trimmed = trimmed.take(pa.array(np.arange(count), mask=is_empty))
     return trimmed, parents, times_ms(entries.field("event_time"))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from watersmeet.core.bounds import BOUNDS, Bounds
 from watersmeet.core.columns import NULL_TIME, Booleans, Int64s, groups, int64s, looked_up
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.input_columns import input_numbers
@@ -123,7 +124,7 @@ NO_HORIZONS: Mapping[tuple[int, str], int] = {}
 
 @dataclass(frozen=True)
 class Rules:
-    """The times (ms) by which a record is late, joins, and times out.
+    """The times (ms) by which a record is late, joins, and times out, and how much may join.
 
     They follow from the window, and from what earlier epochs have left in each partition.
     """
@@ -149,6 +150,8 @@ class Rules:
 
     A record before it is passed over: what became of it was decided then.
     """
+    bounds: Bounds = BOUNDS
+    """The bounds of a merge record."""
 
     def late_before(self, partitions: Int64s, positions: Int64s) -> Int64s:
         """Return per record the event time (ms) before which it is late, whatever its tenant."""

@@ -1,8 +1,9 @@
 """Repeated records: of the records of an input with one id in a merge record, the first is a part.
 
 The others join their merge record like any other, and are its duplicates. A merge record keeps the
-ids of all that joined it, so that no later batch needs anything else to find what is repeated.
-Records of a topic-partition are merged in order of offset; so the first one stays the first.
+ids of its parts, so that no later batch needs anything else to find what is repeated, and which
+records repeat them: until it closes, these may still become excess (`core.too_large`). Records of a
+topic-partition are merged in order of offset; so the first one stays the first.
 """
 
 from __future__ import annotations
@@ -30,16 +31,14 @@ _ENTRY: Final = pa.struct(
         ("event_time", TIME),
         ("id", pa.string()),
         ("of_offset", pa.int64()),
-        ("batch", pa.int64()),
     ]
 )
 
 RECORD_IDS: Final = pa.field("record_ids", pa.list_(_ENTRY))
 """The column of silver with each record of a merge record that has an id, part or duplicate.
 
-They are in order of source, topic and offset. `of_offset` and `batch` are those of a duplicate: the
-offset of the part with its id, and the batch that merged it (null where a rebuild began with it);
-both are null for a part. The column is null where no record has an id.
+They are in order of source, topic and offset. A part has its `id`; a duplicate has `of_offset`, the
+offset of the part with its id, instead. The column is null where no record has an id.
 """
 
 DUPLICATE_SCHEMA: Final = schema_of(
@@ -71,13 +70,12 @@ class Numbers(NamedTuple):
     size: int
 
 
-def joined(records: pa.Table, rows: pa.Table, waited: int, numbers: Numbers, batch: int) -> Joined:
+def joined(records: pa.Table, rows: pa.Table, waited: int, numbers: Numbers) -> Joined:
     """Find the repeated records of merge records.
 
     - `records`: source, topic, offset, event_time and id of those that join.
     - `rows`: silver's rows of the merge records before, with `RECORD_IDS`. The first `waited` of
       them hold records that waited.
-    - `batch`: the number of the batch.
     """
     with_id = np.flatnonzero(records[ID.name].is_valid().to_numpy())
     new = records.select(["source", "topic", "offset", "event_time", ID.name]).take(
@@ -93,11 +91,12 @@ def joined(records: pa.Table, rows: pa.Table, waited: int, numbers: Numbers, bat
     labels = np.concatenate([numbers.records[with_id], numbers.rows[parents]])
     offsets = int64s(columns["offset"])
     inputs = [_codes(columns[name]) for name in ("topic", "source")]
-    of_offsets = _first_offsets(offsets, [_codes(columns["id"]), *inputs, labels])
+    of_offsets = np.concatenate([offsets[: len(with_id)], int64s(_of_offsets(old))])
+    has_id = np.flatnonzero(columns["id"].is_valid().to_numpy())
+    ids = _codes(columns["id"].take(pa.array(has_id)))
+    likeness = [ids, *(codes[has_id] for codes in (*inputs, labels))]
+    of_offsets[has_id] = _first_offsets(offsets[has_id], likeness)
     is_duplicate = np.asarray(of_offsets != offsets, np.bool_)
-    batches = np.full(len(labels), batch)
-    is_old = np.flatnonzero(parents >= waited)
-    batches[len(with_id) + is_old] = int64s(pc.fill_null(old.field("batch"), -1))[is_old]
 
     is_record = np.zeros(records.num_rows, np.bool_)
     is_record[with_id] = is_duplicate[: len(with_id)]
@@ -105,9 +104,13 @@ def joined(records: pa.Table, rows: pa.Table, waited: int, numbers: Numbers, bat
     is_row[parents] = is_duplicate[len(with_id) :]
     is_row[waited:] = False
     columns["of_offset"] = pa.array(of_offsets, mask=~is_duplicate)
-    columns["batch"] = pa.array(batches, mask=~is_duplicate | (batches < 0))
+    columns["id"] = pc.if_else(pa.array(is_duplicate), None, columns["id"])
     order = np.lexsort([offsets, *inputs, labels])
     return Joined(is_record, is_row, _as_lists(columns, labels, order, numbers.size))
+
+
+def _of_offsets(entries: pa.StructArray) -> pa.Array:
+    return pc.coalesce(entries.field("of_offset"), entries.field("offset"))
 
 
 def _codes(texts: pa.ChunkedArray) -> Int64s:
@@ -145,21 +148,26 @@ def _as_lists(
 
 
 def duplicates_of(rows: pa.Table, batch: int) -> pa.Table:
-    """Return the duplicates that a batch has merged: the columns of `DUPLICATE_SCHEMA`.
+    """Return the duplicates of merge records that a batch closes (`DUPLICATE_SCHEMA`).
 
-    `rows`: partition, merge_key, tenant, generation and `RECORD_IDS` of silver's rows that the
-    batch has changed.
+    `rows`: partition, merge_key, tenant, generation and `RECORD_IDS` of these.
     """
     lists = rows[RECORD_IDS.name].combine_chunks()
     entries = lists.flatten()
-    is_new = pc.equal(entries.field("batch"), batch).fill_null(False)
-    parents = lists.value_parent_indices().filter(is_new)
-    entries = entries.filter(is_new)
     columns = {kind.name: entries.field(kind.name) for kind in _ENTRY}
+    columns["row"] = lists.value_parent_indices().cast(pa.int64())
+    every = pa.table(columns)
+    is_duplicate = every["of_offset"].is_valid()
+    repeated = every.filter(is_duplicate).drop_columns("id")
+    parts = every.filter(pc.invert(is_duplicate)).select(["row", "source", "topic", "offset", "id"])
+    part = ["row", "source", "topic", "of_offset"]
+    repeated = repeated.join(parts, part, [*part[:-1], "offset"], join_type="inner")
     names = ("partition", "merge_key", *TENANT.names, "generation")
-    columns |= {name: rows[name].take(parents) for name in names}
-    columns["is_late"] = pa.repeat(pa.scalar(False), len(entries))
-    duplicates = pa.table(columns).select(DUPLICATE_SCHEMA.names).cast(DUPLICATE_SCHEMA)
+    for name in names:
+        repeated = repeated.append_column(name, rows[name].take(repeated["row"]))
+    repeated = repeated.append_column("is_late", pa.repeat(pa.scalar(False), len(repeated)))
+    repeated = repeated.append_column("batch", pa.array(np.full(len(repeated), batch)))
+    duplicates = repeated.select(DUPLICATE_SCHEMA.names).cast(DUPLICATE_SCHEMA)
     return duplicates.sort_by(
         [(name, "ascending") for name in ("source", "topic", "partition", "offset")]
     )

@@ -42,6 +42,8 @@ TOO_MANY: Final = "too_many"
 """Why a late record corrects nothing where its merge record has as many versions as it may: the
 `invalid_reason` of its row. Each version has all parts, so that their size grows with the square of
 their number."""
+EXCESS: Final = "excess"
+"""Why it corrects nothing where its merge record is too large, or would be with it."""
 LATE: Final = "watersmeet.late"
 """Header with the late record of a correction: its source, topic, partition and offset."""
 SETTLED_AT: Final = "watersmeet.settled_at"

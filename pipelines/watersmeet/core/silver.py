@@ -2,7 +2,7 @@
 
 `status` says what a row is. Rows that are `open` (a merge record) or `waiting` (a record) are
 replaced by later batches; all others are final: `timed_out` (a merge record), `late`, `duplicate`,
-`passed` and `correction` (records), `idle` (a decision of the idle policy), `out` (what a
+`excess`, `passed` and `correction` (records), `idle` (a decision of the idle policy), `out` (what a
 generation knows of published messages), and `batch` (a topic-partition after a batch).
 """
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from watersmeet.core.columns import lengths, one_chunk
 from watersmeet.core.message import message_bytes
+from watersmeet.core.too_large import has_no_parts
 from watersmeet.errors import Problem
 from watersmeet.expressions import MESSAGE, PREDICATE, Outcome, evaluate, expression_problem
 from watersmeet.settings import Settings
@@ -63,11 +64,16 @@ class Expressions:
 
         A finished row for which `valid` is not true has `valid` false and the reason `predicate`,
         or `expression` where that is by an error. Otherwise one whose message with `value` has more
-        than `max_bytes` bytes has the reason `too_large`. All others keep the reason that they had.
+        than `max_bytes` bytes has the reason `too_large`. All others keep the reason that they had,
+        and so do merge records without parts, which are too large themselves.
         """
         if self.valid is None and self.value is None:
             return rows
         is_finished = pc.fill_null(pc.equal(rows["status"], "timed_out"), False)
+        is_too_large = pc.fill_null(pc.equal(rows["invalid_reason"], "too_large"), False)
+        if pc.any(is_too_large).as_py():  # itself, or its message
+            is_small = pa.array(~has_no_parts(rows, self.columns[len(CONTENT) :]))
+            is_finished = pc.and_(is_finished, pc.or_(is_small, pc.invert(is_too_large)))
         finished = rows.select([*self.columns, "invalid_reason"])
         if not pc.all(is_finished).as_py():  # else a copy of all records
             finished = finished.filter(is_finished)
@@ -84,9 +90,8 @@ class Expressions:
         for name, values in judged.items():
             place = rows.column_names.index(name)
             field = rows.schema.field(name)
-            column = pa.nulls(len(rows), field.type)
             column = pc.replace_with_mask(
-                column, one_chunk(is_finished), one_chunk(values).cast(field.type)
+                one_chunk(rows[name]), one_chunk(is_finished), one_chunk(values).cast(field.type)
             )
             rows = rows.set_column(place, field, column)
         return rows

@@ -4,8 +4,8 @@ rows.
 A floor is written before the rows below it are deleted, so a reader that knows it misses nothing
 above it. Bronze's floor is the end of a batch of silver: every record before its offsets that was
 not refused is deleted. Other rows have a time. Those before it are deleted: merge records
-(`silver`) and `corrections` by last event time, `late` and `passed` by position, `duplicates` by
-event time, `quarantine` by Kafka's timestamp.
+(`silver`) and `corrections` by last event time, `late` and `passed` by position, `duplicates` and
+`excess` by event time, `quarantine` by Kafka's timestamp.
 
 What is left can be derived again from the end of a batch on, if no row that it touches has been
 deleted: there its *history* begins. The merge records that were open then are those rows of silver
@@ -28,7 +28,7 @@ from watersmeet.lake.table_reader import Condition, TableReader, Where
 from watersmeet.lake.tenant_state import BatchEnd, read_batch_end
 from watersmeet.settings import Settings
 
-_JOINED: Final = (tables.SILVER, tables.DUPLICATES, tables.CORRECTIONS)
+_JOINED: Final = (tables.SILVER, tables.DUPLICATES, tables.EXCESS, tables.CORRECTIONS)
 """The tables of records that have joined a merge record, or a corrected one."""
 
 

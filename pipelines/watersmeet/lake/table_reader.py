@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 
 from watersmeet.core.columns import Int64s, int64s
 from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.core.repeated import RECORD_IDS
+from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.core.types import TIME
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake.views import NO_VIEWS, Part, View
@@ -62,6 +64,8 @@ _SEVERAL: Final = 20
 
 ROW_BYTES: Final = 100
 """Approximate size in memory of a row without keys, values and headers."""
+RECORD_ID_BYTES: Final = 100
+"""Approximate size in memory of an entry of `record_ids` without its id."""
 
 
 class NoTableError(WatersmeetError):
@@ -393,8 +397,14 @@ def row_count(reader: TableReader, table: str, where: Where = ()) -> int:
 
 
 def sizes_of(rows: pa.Table) -> Int64s:
-    """Return the size of each row in memory (bytes): its `record_bytes` and `ROW_BYTES`."""
-    return int64s(pc.fill_null(rows[RECORD_BYTES.name], 0)) + ROW_BYTES
+    """Return the size of each row in memory (bytes): its `record_bytes` and `ROW_BYTES`, and
+    `RECORD_ID_BYTES` for each of its records, where it has the ids of these.
+    """
+    sizes = int64s(pc.fill_null(rows[RECORD_BYTES.name], 0))
+    if RECORD_IDS.name in rows.column_names:
+        counts = pc.if_else(rows[RECORD_IDS.name].is_valid(), rows[RECORD_COUNT.name], 0)
+        sizes = sizes + int64s(pc.fill_null(counts, 0)) * RECORD_ID_BYTES
+    return sizes + ROW_BYTES
 
 
 def walk(reader: Histories, table: str) -> Iterator[Version]:

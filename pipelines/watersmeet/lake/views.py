@@ -17,6 +17,7 @@ from watersmeet.core.merge import LATE_SCHEMA
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import DUPLICATE_SCHEMA
 from watersmeet.core.silver import BATCH, IDLE, OUT, OUTCOMES, PASSED
+from watersmeet.core.too_large import EXCESS
 from watersmeet.core.types import schema_of
 from watersmeet.lake import tables
 from watersmeet.settings import Settings
@@ -96,6 +97,7 @@ def _views(settings: Settings) -> Iterator[View]:
         tables.WAITING: (pa.schema([*PASSED, RECORD_BYTES]), ["waiting"]),
         tables.LATE: (pa.schema([*LATE_SCHEMA, RECORD_BYTES]), ["late"]),
         tables.DUPLICATES: (DUPLICATE_SCHEMA, ["duplicate"]),
+        tables.EXCESS: (EXCESS, ["excess"]),
         tables.PASSED: (_PASSED, ["passed", "out"]),
         tables.CORRECTIONS: (corrections, ["correction"]),
         tables.IDLE_HEARTBEATS: (IDLE, ["idle"]),

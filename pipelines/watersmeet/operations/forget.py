@@ -426,6 +426,7 @@ _VIEWS: Final[Mapping[str, Sequence[str]]] = {
     tables.WAITING: ("waiting",),
     tables.LATE: ("late",),
     tables.DUPLICATES: ("duplicate",),
+    tables.EXCESS: ("excess",),
     tables.PASSED: ("passed",),
     tables.CORRECTIONS: ("correction",),
 }

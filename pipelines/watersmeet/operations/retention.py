@@ -63,6 +63,7 @@ _OF_SILVER: Final = {
     tables.SILVER: ("timed_out", "last_event_time"),
     tables.LATE: ("late", "position"),
     tables.DUPLICATES: ("duplicate", "event_time"),
+    tables.EXCESS: ("excess", "event_time"),
     tables.PASSED: ("passed", "position"),
     tables.CORRECTIONS: ("correction", "last_event_time"),
 }

@@ -12,13 +12,14 @@ from watersmeet.core.merge import MESSAGE_SCHEMA, PLACE, RECORD_SCHEMA, Batch, r
 from watersmeet.core.plan import BatchPlan, Rules, TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import ID, RECORD_IDS
+from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.core.types import TENANT
 from watersmeet.engine import Engine, Selection, SilverRows
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.inputs import first_offsets, of_topic
 from watersmeet.lake.recovered import MESSAGES, has_messages
-from watersmeet.lake.table_reader import Where, between, by_partition, within
+from watersmeet.lake.table_reader import RECORD_ID_BYTES, Where, between, by_partition, within
 from watersmeet.running.merge_functions import MergeInputs, counts_of
 from watersmeet.running.planning import Planner
 from watersmeet.settings import Settings
@@ -116,7 +117,7 @@ class BatchRows:
 
     def open_rows(self, unfinished: SilverRows) -> Selection:
         """Return the columns of open and waiting rows that the merge takes."""
-        columns = [*_OPEN_TIMES, *self.settings.sources, RECORD_BYTES.name]
+        columns = [*_OPEN_TIMES, *self.settings.sources, RECORD_BYTES.name, RECORD_COUNT.name]
         columns += [RECORD_IDS.name] if self._has_ids else []
         return Selection(tables.SILVER, columns, unfinished.where)
 
@@ -133,14 +134,8 @@ class BatchRows:
         changing = self._changing(batch, clocks, every)
         if changing is None:
             return every
-        values = {"rows": ("count", "*"), "bytes": ("sum", RECORD_BYTES.name)}
-        [some] = self.engine.reader.summary(tables.SILVER, [], values, changing).to_pylist()
-        return replace(
-            every,
-            changing=changing,
-            changing_bytes=some["bytes"] or 0,
-            has_changing=some["rows"] > 0,
-        )
+        rows, size = self._count_and_size(changing)
+        return replace(every, changing=changing, changing_bytes=size, has_changing=rows > 0)
 
     def merged(self, size: int) -> None:
         """Note that a batch was merged whose records have so many bytes."""
@@ -153,10 +148,22 @@ class BatchRows:
         It is measured when it may have grown beyond `few_bytes`.
         """
         if self._unfinished_bytes is None or self._unfinished_bytes > self.engine.few_bytes:
-            values = {"bytes": ("sum", RECORD_BYTES.name)}
-            size = self.engine.reader.summary(tables.SILVER, [], values, unfinished.every)
-            self._unfinished_bytes = size["bytes"][0].as_py() or 0
+            _, self._unfinished_bytes = self._count_and_size(unfinished.every)
         return self._unfinished_bytes
+
+    def _count_and_size(self, where: Where) -> tuple[int, int]:
+        """Return how many rows meet a condition, and the size (bytes) of their records: a merge
+        record names each that has an id, however small its value, unless it is too large.
+        """
+        values = {"rows": ("count", "*"), "bytes": ("sum", RECORD_BYTES.name)}
+        [some] = self.engine.reader.summary(tables.SILVER, [], values, where).to_pylist()
+        size = some["bytes"] or 0
+        if self._has_ids and size:
+            held = [[*term, (RECORD_BYTES.name, ">", 0)] for term in where]
+            values = {"records": ("sum", RECORD_COUNT.name)}
+            [named] = self.engine.reader.summary(tables.SILVER, [], values, held).to_pylist()
+            size += RECORD_ID_BYTES * (named["records"] or 0)
+        return some["rows"], size
 
     def _changing(self, batch: Batch, clocks: Clocks, unfinished: SilverRows) -> Where | None:
         """Return the condition for the rows that a batch may change; None where it has many keys.

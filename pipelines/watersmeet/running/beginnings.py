@@ -44,7 +44,7 @@ from watersmeet.settings import Settings, StartOffsets, StartTimestamp
 COUNTED_RULES: Final = (
     "key, event_time, heartbeat, where, tombstone and schema of each source, tenant, "
     "tenant_max_lag, max_future, "
-    "max_record_bytes, and timeout or window"
+    "max_record_bytes, max_parts and max_bytes of the merge, and timeout or window"
 )
 """The rules of reading and grouping, whose fingerprint messages carry (`Settings.fingerprint`)."""
 

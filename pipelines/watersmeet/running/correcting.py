@@ -184,7 +184,7 @@ class Correcting:
                     corrected_before=self.generation.corrected_before,
                 )
                 corrections = validated_corrections(self.settings, made.corrections, batch)
-                for rows in (corrections, made.too_many):
+                for rows in (corrections, made.not_corrected):
                     yield in_silver(rows, "correction", schema)
                 yield in_silver(made.duplicates, "duplicate", schema)
                 both = pa.concat_tables([before, corrections])

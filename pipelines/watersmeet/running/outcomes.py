@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import BatchPlan
-from watersmeet.core.sequence import TOO_MANY
+from watersmeet.core.sequence import EXCESS, TOO_MANY
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
-from watersmeet.lake.inputs import of_topic, topic_partition
-from watersmeet.lake.table_reader import TableReader, Where, in_portions
+from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.table_reader import Condition, TableReader, Where, in_portions
 from watersmeet.monitoring.events import Counts, Judged, RecordsProcessed
 from watersmeet.running.batch_rows import BatchRows
 from watersmeet.running.owner import Owner
@@ -63,9 +63,10 @@ def outcomes(reader: TableReader, settings: Settings, plan: BatchPlan) -> dict[s
     many late ones have corrected a merge record.
 
     Its heartbeats are counted, too. A record that waits for its tenant's clock counts as merged,
-    also if it turns out to be late or a duplicate later. A late record counts as late, and once it
-    is settled as `corrected` too, or as `not_corrected` with the reason `too_many`, or as a
-    duplicate with the reason `late`. `recovered`: records that a message has already.
+    also if it turns out to be late later, and so does one that joins a merge record, also if that
+    finds it to be a duplicate when it closes, or excess. A late record counts as late, and once it
+    is settled as `corrected` too, or as `not_corrected` with the reason `too_many` or `excess`, or
+    as a duplicate with the reason `late`. `recovered`: records that a message has already.
     """
     counts: dict[str, Counter[tuple[str, str]]] = {
         input_id.topic: Counter() for input_id in settings.inputs
@@ -75,36 +76,62 @@ def outcomes(reader: TableReader, settings: Settings, plan: BatchPlan) -> dict[s
         counts[input_id.topic]["merged", ""] += records
         counts[input_id.topic]["heartbeat", ""] += beats
         counts[input_id.topic]["late", ""] += 0
+        counts[input_id.topic]["excess", ""] += 0
         if settings.has_ids:
             counts[input_id.topic]["duplicate", ""] += 0
         if tables.has_corrections(settings):
             counts[input_id.topic]["corrected", ""] += 0
             counts[input_id.topic]["not_corrected", TOO_MANY] += 0
+            counts[input_id.topic]["not_corrected", EXCESS] += 0
             if settings.has_ids:
                 counts[input_id.topic]["duplicate", "late"] += 0
-    columns = ["source", "topic", "partition", "offset", "status", "is_late", "invalid_reason"]
+    by = ["topic", "status", "is_late", "version", "invalid_reason"]
     where: Where = [[("batch", "=", plan.batch), ("status", "in", list(_OF_RECORDS))]]
-    for row in reader.select(tables.SILVER, columns, where).to_pylist():
-        topic_counts = counts[row["topic"]]
+    for row in reader.summary(tables.SILVER, by, {"rows": ("count", "*")}, where).to_pylist():
         outcome = _OF_RECORDS[row["status"]], ""
         if row["is_late"]:
             outcome = "duplicate", "late"
-        elif row["invalid_reason"] == TOO_MANY:
-            outcome = "not_corrected", TOO_MANY
-        topic_counts[outcome] += 1
-        is_settled = row["is_late"] or row["status"] == "correction"
-        if not is_settled and row["offset"] >= plan.ranges[topic_partition(row)].from_offset:
-            topic_counts["merged", ""] -= 1
+        elif row["version"] == 0:
+            outcome = "not_corrected", row["invalid_reason"]
+        counts[row["topic"]][outcome] += row["rows"]
+    for topic, rows in _not_merged(reader, plan):
+        counts[topic]["merged", ""] -= rows
     return {topic: dict(topic_counts) for topic, topic_counts in counts.items()}
 
 
 _OF_RECORDS: Final = {
     "late": "late",
     "duplicate": "duplicate",
+    "excess": "excess",
     "passed": "recovered",
     "correction": "corrected",
 }
 """The outcome that a row of silver is counted as, by its status."""
+
+
+def _not_merged(reader: TableReader, plan: BatchPlan) -> Iterator[tuple[str, int]]:
+    """Yield the topics of a batch, and how many of the records that it has consumed are no parts.
+
+    Late duplicates are late, and were counted before.
+    """
+    kinds: list[list[Condition]] = [
+        [("status", "in", ["late", "excess", "passed"])],
+        [("status", "=", "duplicate"), ("is_late", "=", False)],
+    ]
+    consumed = [(tp, done.from_offset) for tp, done in plan.ranges.items() if not done.is_empty]
+    for portion in in_portions(consumed):
+        where: Where = [
+            [
+                ("batch", "=", plan.batch),
+                *kind,
+                *(("source", "=", tp.input.source), ("topic", "=", tp.input.topic)),
+                *(("partition", "=", tp.partition), ("offset", ">=", since)),
+            ]
+            for tp, since in portion
+            for kind in kinds
+        ]
+        rows = reader.summary(tables.SILVER, ["topic"], {"rows": ("count", "*")}, where)
+        yield from zip(rows["topic"].to_pylist(), rows["rows"].to_pylist(), strict=True)
 
 
 def _consumed(reader: TableReader, input_id: InputId, plan: BatchPlan) -> tuple[int, int]:

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Int64s, groups, int64s, one_chunk
-from watersmeet.core.input_columns import part_topics
+from watersmeet.core.columns import Int64s, groups, int64s
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import (
     TopicPartition,
@@ -22,6 +21,7 @@ from watersmeet.core.plan import (
 )
 from watersmeet.core.repeated import RECORD_IDS
 from watersmeet.core.sequence import CORRECTED, MERGED, Place, Tail
+from watersmeet.core.too_large import records_of
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation, Generations
 from watersmeet.lake.inputs import of_topic
@@ -232,33 +232,4 @@ def part_columns(settings: Settings) -> list[str]:
 
 def places_of_parts(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
     """Return the places of the parts of merge records, and of their duplicates."""
-    part_tables = [PARTS.empty_table()]
-    for source in dict.fromkeys(input_id.source for input_id in inputs):
-        parts = one_chunk(rows[source])
-        flat = parts.flatten()
-        partitions = rows["partition"].take(parts.value_parent_indices())
-        columns = [
-            pa.repeat(pa.scalar(source), len(flat)),
-            pc.cast(part_topics(flat, inputs, source), pa.string()),
-            partitions,
-            flat.field("offset"),
-        ]
-        part_tables.append(
-            pa.table(
-                [pa.chunked_array([c]) if isinstance(c, pa.Array) else c for c in columns],
-                schema=PARTS,
-            )
-        )
-    if RECORD_IDS.name in rows.column_names:
-        part_tables.append(_places_of_duplicates(rows))
-    return pa.concat_tables(part_tables)
-
-
-def _places_of_duplicates(rows: pa.Table) -> pa.Table:
-    lists = rows[RECORD_IDS.name].combine_chunks()
-    entries = lists.flatten()
-    is_duplicate = entries.field("of_offset").is_valid()
-    partitions = rows["partition"].take(lists.value_parent_indices().filter(is_duplicate))
-    entries = entries.filter(is_duplicate)
-    columns = {name: entries.field(name) for name in ("source", "topic", "offset")}
-    return pa.table({**columns, "partition": partitions}).select(PARTS.names).cast(PARTS)
+    return records_of(rows, inputs, ["partition"]).select(PARTS.names).cast(PARTS)

@@ -66,4 +66,5 @@ def merge_rules(
         merge.tenant_max_lag_ms,
         lateness.tenant_horizons,
         since,
+        merge.bounds,
     )

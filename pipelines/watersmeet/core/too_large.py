@@ -1,0 +1,81 @@
+"""Merge records that are too large: they have no parts, and each of their records is `excess`.
+
+All or none of its records are parts: which of them come first depends on how they arrived. A merge
+record that is too large stays so, and a row of silver without parts is of no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.columns import Booleans, int64s, one_chunk
+from watersmeet.core.input_columns import part_topics
+from watersmeet.core.inputs import InputId
+from watersmeet.core.repeated import RECORD_IDS
+from watersmeet.core.types import TIME, schema_of
+
+RECORD_COUNT: Final = pa.field("record_count", pa.int64())
+"""The column of silver with the number of records that have joined a merge record."""
+
+EXCESS: Final = schema_of(
+    "source string, topic string, partition int, offset bigint, tenant string, merge_key string, "
+    "event_time timestamp, batch bigint, generation int"
+)
+"""The columns of a row `excess`: a record of a merge record that is too large. `batch` is the one
+that found it too large, or merged the record since.
+"""
+
+_PLACE: Final = (("source", pa.string()), ("topic", pa.string()), ("offset", pa.int64()))
+_NAMES: Final = ("partition", "tenant", "merge_key")
+
+
+def has_no_parts(rows: pa.Table, sources: Iterable[str]) -> Booleans:
+    """Return True for each merge record among rows of silver that is too large."""
+    parts = np.zeros(rows.num_rows, np.int64)
+    for source in sources:
+        parts += int64s(pc.fill_null(pc.list_value_length(rows[source]), 0))
+    return np.asarray(parts == 0, np.bool_)
+
+
+def records_of(
+    rows: pa.Table, inputs: Collection[InputId], names: Sequence[str] = _NAMES
+) -> pa.Table:
+    """Return the records in merge records, parts and duplicates: source, topic, offset and event
+    time of each, and these columns of its row.
+
+    `rows`: those columns, and of silver those with parts and, where there is one, `RECORD_IDS`.
+    """
+    kinds = [rows.schema.field(name) for name in names]
+    schema = pa.schema([*_PLACE, ("event_time", TIME), *kinds])
+    records = [schema.empty_table()]
+    for source in dict.fromkeys(input_id.source for input_id in inputs):
+        lists = one_chunk(rows[source])
+        parts = lists.flatten()
+        columns = {
+            "source": pa.repeat(pa.scalar(source), len(parts)),
+            "topic": part_topics(parts, inputs, source),
+            "offset": parts.field("offset"),
+            "event_time": parts.field("event_time"),
+            **_of_rows(rows, names, lists.value_parent_indices()),
+        }
+        records.append(pa.table(columns).cast(schema))
+    if RECORD_IDS.name in rows.column_names:
+        lists = one_chunk(rows[RECORD_IDS.name])
+        entries = lists.flatten()
+        is_duplicate = entries.field("of_offset").is_valid()
+        parents = lists.value_parent_indices().filter(is_duplicate)
+        entries = entries.filter(is_duplicate)
+        columns = {name: entries.field(name) for name in ("source", "topic", "offset")}
+        columns["event_time"] = entries.field("event_time")
+        columns |= _of_rows(rows, names, parents)
+        records.append(pa.table(columns).cast(schema))
+    return pa.concat_tables(records)
+
+
+def _of_rows(rows: pa.Table, names: Iterable[str], parents: pa.Array) -> dict[str, pa.ChunkedArray]:
+    return {name: rows[name].take(parents) for name in names}
