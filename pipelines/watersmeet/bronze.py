@@ -7,12 +7,9 @@ by itself. A batch of it is made in these steps:
    where that is (`running.next_offsets`);
 2. *read* the records of the ranges, decoded (`core.reading.read_records`) and counted;
 3. *check* how many are refused: no commit has a batch with too large a share of them;
-4. *commit*: the rows go to `bronze_<source>`, in one Delta commit;
-5. *note*: the refused rows, read back from bronze, go to `quarantine`.
+4. *commit*: the rows go to `bronze_<source>`, refused ones among them, in one Delta commit.
 
-After a crash before step 4, the records are read from Kafka again. After a crash between steps 4
-and 5, the next start takes the offsets from bronze's last commit and completes the note. The note
-carries the transaction version of that commit, so it is written only once.
+After a crash before step 4, the records are read from Kafka again; after it nothing is left to do.
 """
 
 from __future__ import annotations
@@ -68,7 +65,7 @@ class Bronze:
     _unchecked: tuple[int, int] = (0, 0)
     """Numbers of records, and of refused ones among them, that were too few to be judged."""
     _reading: _Reading | None = None
-    """None after a failure: only the tables know which commit and which note were made."""
+    """None after a failure: only the table knows which commit was made."""
 
     def __post_init__(self) -> None:
         """Prepare the table."""
@@ -104,7 +101,7 @@ class Bronze:
         return _Reading(source, offsets, self.settings.kafka.max_offsets_per_batch, beyond)
 
     def _take(self, reading: _Reading, ends: Mapping[int, int]) -> Mapping[int, int]:
-        """Make a batch (steps 1 to 5), and return where reading has ended, by partition."""
+        """Make a batch, and return where reading has ended, by partition."""
         backlog = {p: max(ends[p] - offset, 0) for p, offset in reading.offsets.items()}
         self.reporter.left(self.settings.input_names[self.input], sum(backlog.values()))
         counts = {p: count for p, count in share(backlog, reading.span).items() if count}
@@ -130,7 +127,7 @@ class Bronze:
         return batch.reached
 
     def _write(self, rows: Rows, counts: BatchCounts, beyond: Mapping[int, int]) -> None:
-        """Check, commit and note the rows of a batch (steps 3 to 5); `beyond` as in `_Reading`."""
+        """Check and commit the rows of a batch (steps 3 and 4); `beyond` as in `_Reading`."""
         if not counts.records:
             return
         unchecked = self._check_share(counts)

@@ -59,7 +59,11 @@ from watersmeet.lake.identity import (
 from watersmeet.lake.lease import FORGET, Lease
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import keep_properties
-from watersmeet.lake.restored import check_not_deleted, check_not_restored
+from watersmeet.lake.restored import (
+    check_not_behind,
+    check_not_deleted,
+    check_not_restored,
+)
 from watersmeet.lake.store import check_writable, stored
 from watersmeet.lake.table_reader import ReadOnce, TableReader
 from watersmeet.monitoring.events import Failed, Observer, OwnerChanged, all_of
@@ -124,6 +128,7 @@ class Run:
         check_features(reader, self.engine.lake)
         check_not_restored(reader, self.engine.lake)
         check_not_deleted(reader, self.settings)
+        check_not_behind(reader)
         epochs = read_epochs(reader, self.settings)
         rules = self.settings.rules()
         if not self._begins_anew(reader, epochs):

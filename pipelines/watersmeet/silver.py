@@ -39,7 +39,6 @@ from watersmeet.lake.decisions import Decided, decision_rows
 from watersmeet.lake.epochs import InheritedLateness
 from watersmeet.lake.generations import Generation, read_generations
 from watersmeet.lake.progress import batch_rows, facts_of
-from watersmeet.lake.restored import check_table
 from watersmeet.running.batch_rows import BatchRows
 from watersmeet.running.batches import make_batch
 from watersmeet.running.correcting import Correcting
@@ -73,8 +72,6 @@ class Silver:
     _planner: Planner | None = field(default=None, repr=False)
     _decided: list[Decided] = field(default_factory=list, repr=False)
     """Idle decisions that the next batch commits."""
-    _version: int | None = None
-    """Version of silver that this owner made last; one made since may be a restored earlier one."""
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchPlan]:
         """Merge, batch by batch, everything in bronze that the clock has reached.
@@ -96,8 +93,6 @@ class Silver:
 
     def commit(self, plan: BatchPlan) -> None:
         """Read, merge and commit a planned batch (steps 2 to 4)."""
-        if self._engine.reader.version(tables.SILVER) != self._version:
-            check_table(self._engine.reader, self._engine.lake, tables.SILVER)
         planner = self.recover()
         self._planner = None  # after a failure, only the table knows whether it was committed
         batch = make_batch(self._engine, self.settings, plan, planner, self._generation)
@@ -106,7 +101,7 @@ class Silver:
         with self.owner.step("silver", "merge"):
             self._merge(batch, planner, commit)
             self._rows.merged(planner.size(plan))
-            self._version = self.owner.confirm(tables.SILVER, commit)
+            self.owner.confirm(tables.SILVER, commit)
         fault_point("silver.done")
         planner.done(plan)
         self._decided = []

@@ -42,7 +42,11 @@ from watersmeet.lake.epochs import check_rules, may_begin_anew, read_epochs
 from watersmeet.lake.features import check_features, touched
 from watersmeet.lake.identity import check_layout, differences, identity
 from watersmeet.lake.location import Lake
-from watersmeet.lake.restored import check_not_deleted, check_not_restored
+from watersmeet.lake.restored import (
+    check_not_behind,
+    check_not_deleted,
+    check_not_restored,
+)
 from watersmeet.lake.store import check_writable
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.running.generations import preview
@@ -270,6 +274,7 @@ def _check_tables(lake: Lake, reader: TableReader, settings: Settings) -> list[P
         partial(check_features, reader, lake),
         partial(check_not_restored, reader, lake),
         partial(check_not_deleted, reader, settings),
+        partial(check_not_behind, reader),
     ):
         try:
             check()

@@ -44,7 +44,7 @@ Append = Callable[[str, pa.Table, "Commit"], None]
 It is silent where Delta skips the commit, and raises an error where another writer came first.
 """
 
-_WRITES: Final = frozenset(["WRITE", "MERGE", "DELETE", "UPDATE"])
+WRITES: Final = frozenset(["WRITE", "MERGE", "DELETE", "UPDATE"])
 """Operations of an owner's commits, as Delta calls them.
 
 Maintenance is not among them, whatever metadata its commits carry.
@@ -157,7 +157,7 @@ def commit_of(table: str, version: Version) -> Commit | None:
     such as a compaction after a MERGE. So what the version did, and the facts that a batch has,
     count as well.
     """
-    commit = Commit.parse(version.metadata) if version.operation in _WRITES else None
+    commit = Commit.parse(version.metadata) if version.operation in WRITES else None
     if commit is None or commit.is_fence or commit.application in UNREAD:
         return commit
     if table == tables.SILVER:

@@ -1,7 +1,7 @@
 """One owner at a time for each layer of a lake, by a lease with a fencing token.
 
-The table `leases` is a list of entries, numbered without a gap; Delta lets one of two writers of
-the same number through. An entry says that layers were taken, with its number as the fencing token,
+The table `leases` is a list of numbered entries; Delta lets one of two writers of the same number
+through. An entry says that layers were taken, with its number as the fencing token,
 or released. The owner renews a file of its own every few seconds. A newcomer that finds a layer
 taken watches that file. If it changes, the newcomer is refused. If it stays the same for
 `SILENCE_S`, or the owner is certainly dead, the newcomer takes over and removes the file.
@@ -185,9 +185,10 @@ class Lease:
     def take(self, largest_known: Callable[[], int] = lambda: 0) -> None:
         """Wait until nobody else renews the layers, then take them.
 
-        The token is larger than every earlier one. `largest_known` is called where `leases` is
-        empty: other tables may have seen owners. Raises LeaseTakenError where a living process
-        holds one of the layers and does not lose it to a `change`.
+        The token is larger than every earlier one, `largest_known` too: other tables have seen
+        owners, also where `leases` is gone, or an earlier copy of it is in its place. Raises
+        LeaseTakenError where a living process holds one of the layers and does not lose it to a
+        `change`.
         """
         for _ in range(_ATTEMPTS):
             last, next_entry = self._last()
@@ -195,7 +196,7 @@ class Lease:
             for owner in owners.values():
                 if owner.change or not self.change:
                     self._await_silence(owner)
-            if not self._claim(next_entry if next_entry > 1 else largest_known() + 1):
+            if not self._claim(max(next_entry, largest_known() + 1)):
                 continue
             self._write_renewal()
             for owner in owners.values():

@@ -1,7 +1,8 @@
-"""Tables that somebody has deleted, or restored to an earlier version while the log is complete.
+"""Tables that somebody has deleted, restored to an earlier version while the log is complete, or
+replaced by an earlier copy.
 
-A RESTORE takes one table back, and not those that were written by what it had: what bronze lacks
-then would never be merged, and what silver lacks is in messages. In place of a table that is gone a
+Each takes one table back, and not those that were written by what it had: what bronze lacks then
+would never be merged, and what silver lacks is in messages. In place of a table that is gone a
 start would make an empty one. A run is refused until the table is taken forward again, or is back.
 """
 
@@ -11,27 +12,28 @@ from typing import Final
 
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
-from watersmeet.lake.commits import Commit
+from watersmeet.lake.commits import WRITES, Commit
 from watersmeet.lake.location import Lake
 from watersmeet.lake.table_reader import TableReader, row_count, walk
 from watersmeet.settings import Settings
 
-_LASTING: Final = (
-    tables.GENERATIONS,
-    tables.EPOCHS,
-    tables.PUBLISHED,
+_FIX: Final = (
+    "bring it back from a copy of the lake, or begin a new lake elsewhere (with `kafka.start: "
+    "sink` it takes up the sink)"
 )
-"""The tables, beside bronze and silver, whose rows nothing else has."""
+
+_REPLACEABLE: Final = (tables.QUALITY, tables.LEASES, tables.WRITER_SCHEMAS)
+"""The tables that a start may make anew, since something else says what they had: checks of the
+past decide nothing, other tables have the owners' tokens, and a registry its schemas.
+"""
 
 
 def check_not_restored(reader: TableReader, lake: Lake) -> None:
-    """Raise ConfigurationError where a table was restored to before a commit of the layers.
-
-    All tables that the layers write are checked.
+    """Raise ConfigurationError where a table was restored to before something that a run, or a
+    command, has written to it.
     """
-    noted = [tables.PUBLISHED, tables.GENERATIONS, tables.RESETS]
-    for table in (*filter(tables.has_records, lake.layout), *noted, tables.DEAD_LETTERS):
-        if reader.exists(table):
+    for table in lake.layout:
+        if table != tables.QUALITY and reader.exists(table):
             check_table(reader, lake, table)
 
 
@@ -40,11 +42,11 @@ def deleted_tables(reader: TableReader, settings: Settings) -> list[str]:
 
     A start makes all of them before it writes a row.
     """
-    with_rows = [*map(tables.bronze, settings.sources), tables.SILVER]
-    deleted = [table for table in (*with_rows, *_LASTING) if not reader.exists(table)]
+    lasting = [table for table in tables.layout(settings) if table not in _REPLACEABLE]
+    deleted = [table for table in lasting if not reader.exists(table)]
     if not deleted:
         return []
-    existing = [table for table in with_rows if table not in deleted]
+    existing = [table for table in lasting if tables.has_records(table) and table not in deleted]
     return deleted if any(row_count(reader, table) for table in existing) else []
 
 
@@ -54,11 +56,29 @@ def check_not_deleted(reader: TableReader, settings: Settings) -> None:
         raise ConfigurationError(
             f"the table {deleted[0]} does not exist, although others of this lake have rows",
             where="lake",
-            fix=(
-                "bring it back from a copy of the lake, or begin a new lake elsewhere (with "
-                "`kafka.start: sink` it takes up the sink)"
-            ),
+            fix=_FIX,
         )
+
+
+def check_not_behind(reader: TableReader) -> None:
+    """Raise ConfigurationError where silver has batches of an epoch or a generation that the lake
+    does not know: the table that says what these are was replaced by an earlier copy.
+    """
+    if not reader.exists(tables.SILVER):
+        return
+    for table, column in ((tables.EPOCHS, "epoch"), (tables.GENERATIONS, "generation")):
+        last = {column: ("max", column)}
+        known, used = (
+            reader.summary(name, [], last)[column][0].as_py() or 0
+            for name in (table, tables.PROGRESS)
+        )
+        if known < used:
+            raise ConfigurationError(
+                f"the table {table} ends at {column} {known}, although silver has batches of "
+                f"{column} {used}: an earlier copy of it was put in its place",
+                where="lake",
+                fix=_FIX,
+            )
 
 
 def check_table(reader: TableReader, lake: Lake, table: str) -> None:
@@ -90,7 +110,9 @@ def _undone(reader: TableReader, table: str) -> tuple[int, int] | None:
     for version in walk(reader, table):
         is_undone = until is not None and version.number > until
         commit = Commit.parse(version.metadata)
-        if commit is not None and not commit.is_fence:
+        # Nobody else writes to the others, to some of them without a token.
+        is_own = not tables.has_records(table) and version.operation in WRITES
+        if is_own if commit is None else not commit.is_fence:
             return (restore, version.number) if is_undone and restore is not None else None
         if version.restored_to is not None and not is_undone:
             restore = version.number

@@ -21,6 +21,7 @@ from watersmeet.engine import Engine, Rows
 from watersmeet.errors import CommitRepeatedError, LeaseLostError
 from watersmeet.lake.commits import APPLICATION, UNREAD, Commit, last_commit, last_decision
 from watersmeet.lake.conflicts import is_conflict, suppress_conflict
+from watersmeet.lake.restored import check_table
 from watersmeet.lake.table_reader import ReadOnce
 from watersmeet.monitoring.events import Committed, Observer, StepDone, ignore
 
@@ -41,6 +42,8 @@ class Owner:
     is_observed: bool = False
     """True where somebody wants to know the outcomes of records, which takes queries."""
     _last: dict[tuple[str, str], int] = field(default_factory=dict)
+    _versions: dict[str, int] = field(default_factory=dict)
+    """By table, the last version that this owner has made."""
     _appending: dict[tuple[str, str], threading.Lock] = field(default_factory=dict)
     """Locks for appending, by table and application: the streams of the inputs begin at once, and
     may append to the same ones.
@@ -51,8 +54,12 @@ class Owner:
     ) -> Commit:
         """Return the next commit to a table.
 
-        Raises LeaseLostError if a later owner has written to it.
+        Raises LeaseLostError if a later owner has written to it, and ConfigurationError where it
+        was restored to a version without what an owner has written.
         """
+        reader = self.engine.reader
+        if reader.version(table) != self._versions.get(table):
+            check_table(reader, self.engine.lake, table)
         # The number is known again once the commit is confirmed: after a failure, read the table.
         number = self._last.pop((table, application), None)
         number = self.last_number(table, application) if number is None else number
@@ -81,6 +88,7 @@ class Owner:
         if last[1] != Commit.parse(commit.metadata):
             raise CommitRepeatedError(table, self.engine.lake.location)
         self._last[table, commit.application] = commit.number
+        self._versions[table] = last[0].number
         self.notify(Committed(table))
         return last[0].number
 
