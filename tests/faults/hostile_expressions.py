@@ -118,7 +118,7 @@ class Grammar:
                 f"repeat({a}, ({n})::INT)",
                 f"format({a}, {n})",
                 f"printf({a}, {n})",
-                f"strftime({self.moment(depth - 1)}, {a})",
+                f"strftime({self.moment(depth - 1)}, '%c %j %f')",
                 f"array_to_string(list_transform(orders, lambda p: p.value), {a})",
                 f"coalesce({a}, {b})",
                 f"CASE WHEN {self.flag(depth - 1)} THEN {a} ELSE {b} END",
@@ -188,7 +188,7 @@ class Grammar:
                 f"{self.number(depth - 1)} > {self.number(depth - 1)}",
                 f"{self.moment(depth - 1)} < {self.moment(0)}",
                 f"json_valid({a})",
-                f"json_contains({a}, {b})",
+                f"json_contains({a}, '1')",
                 f"{a} IN ({b}, 'x')",
                 f"list_contains(list_transform(orders, lambda p: p.value), {a})",
             ]

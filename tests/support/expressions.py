@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from watersmeet.expressions import MESSAGE, evaluate, expression_problem
+from watersmeet.expressions.process import connect
 
 TIME = pa.timestamp("us", "UTC")
 
@@ -115,6 +116,7 @@ def answers(texts: Sequence[str]) -> dict[str, Any]:
 _WALK = r"""
 import json, time, pyarrow as pa
 from watersmeet.expressions import process
+from watersmeet.expressions.process import connect
 from watersmeet.expressions.gate import ROWS, problem, query
 
 SAMPLES = {
@@ -176,3 +178,32 @@ def recorded() -> str:
 
 if __name__ == "__main__":  # a new expression is added with null, and then recorded
     GOLDEN.write_text(recorded(), encoding="utf-8")
+
+
+ODD_TEXTS = {
+    "VARCHAR": ("x", "", "%", "{", "$[", "(", "now", "zz", "-5", "[1]", "\\"),
+    "JSON": ("x", "", "{", "[1]"),
+    "DATE": ("infinity", "2020-01-01"),
+    "TIMESTAMP": ("infinity", "2020-01-01"),
+    "TIMESTAMP WITH TIME ZONE": ("infinity", "2020-01-01"),
+    "INTERVAL": ("1 day", "-1 month"),
+    "BIGINT": ("7", "-1", "0"),
+    "DOUBLE": ("1.5", "-1", "nan"),
+    "VARCHAR[]": ("['a']", "[]"),
+}
+"""Texts that become values of a type, many of which functions fail for."""
+
+
+def functions_of_texts() -> list[tuple[str, list[str]]]:
+    """Functions of several arguments that texts may become, each with the types of these."""
+    rows = connect().execute(
+        "SELECT DISTINCT function_name, parameter_types FROM duckdb_functions() "
+        "WHERE function_type = 'scalar' AND len(parameter_types) BETWEEN 2 AND 4 ORDER BY ALL"
+    )
+    generic = {"ANY": "VARCHAR", "T": "VARCHAR", "T[]": "VARCHAR[]"}
+    plain = {*ODD_TEXTS, "BOOLEAN", "BLOB", "INTEGER", "TIME", "UBIGINT", "BIT", "UUID"}
+    return [
+        (name, kinds)
+        for name, types in rows.fetchall()
+        if name.isidentifier() and plain.issuperset(kinds := [generic.get(t, t) for t in types])
+    ]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.expressions import EXPRESSIONS, ROWS, SCHEMA, TIME, answers, functions_walk
+from tests.support.expressions import (
+    EXPRESSIONS,
+    ODD_TEXTS,
+    ROWS,
+    SCHEMA,
+    TIME,
+    answers,
+    functions_of_texts,
+    functions_walk,
+)
 from watersmeet import expressions
 from watersmeet.core.message import message_bytes
 from watersmeet.errors import ConfigurationError, WorkerEndedError
@@ -92,6 +102,8 @@ def test_an_expression_over_one_merge_record_passes(text: str) -> None:
         ("age(event_time) > INTERVAL 1 DAY", "`age` of one time, which reads the clock"),
         ("event_time AT TIME ZONE merge_key > now()", "`timezone` without a constant as its first"),
         ("date_diff(merge_key, event_time, event_time) > 1", "`date_diff` without a constant"),
+        ("json_contains(merge_key, merge_key)", "`json_contains` without a constant as its second"),
+        ("strftime(event_time, merge_key) = 'x'", "`strftime` without a constant as its second"),
         ("ago(INTERVAL 1 DAY) > event_time", "`ago`, which reads `current_timestamp`"),
         ("getenv('HOME') = 'x'", "no function of DuckDB's"),
         ("current_setting('threads') = '1'", "reads a setting"),
@@ -207,6 +219,41 @@ def test_what_passes_the_gate_gives_the_same_in_another_process_zone_and_locale(
 
 
 # -- a record's own fate
+
+
+@pytest.mark.promise("R15")
+@pytest.mark.long
+def test_no_function_gives_a_row_something_else_beside_others_where_an_argument_is_null() -> None:
+    """DuckDB takes a value that it knows to be the same of all rows, such as that of a single row,
+    for a constant, and may look at it before it looks whether there is anything to do."""
+    differing = set[str]()
+    asked = 0
+    for name, kinds in functions_of_texts():
+        columns = [f"c{number}" for number in range(len(kinds))]
+        arguments = [
+            f"TRY_CAST(coalesce({column}, {column}) AS {kind})"
+            for column, kind in zip(columns, kinds, strict=True)
+        ]
+        text = f"({name}({', '.join(arguments)}))::VARCHAR"
+        schema = pa.schema([(column, pa.string()) for column in columns])
+        if expression_problem(text, schema, MESSAGE) is not None:
+            continue
+        asked += 1
+        values = [ODD_TEXTS.get(kind, ("7",)) for kind in kinds]
+        full = [*islice(product(*values), 5)]
+        for hole in range(len(kinds)):
+            lacking = (((None,) if n == hole else each) for n, each in enumerate(values))
+            rows = [*islice(product(*lacking), 15), *full]
+            table = pa.table([*map(pa.array, zip(*rows, strict=True))], columns).cast(schema)
+            together = evaluate(text, table, MESSAGE).failed.to_pylist()
+            alone = [
+                evaluate(text, table.slice(row, 1), MESSAGE).failed[0].as_py()
+                for row in range(len(rows))
+            ]
+            if alone != together:
+                differing.add(name)
+    assert differing == set()
+    assert asked > 200
 
 
 def test_a_row_that_fails_is_null_and_no_other_is() -> None:

@@ -67,14 +67,18 @@ _LIST_AGGREGATES: Final = frozenset(
 )
 """Functions that call the aggregate which they are given by its name."""
 
-_WRITTEN_OUT: Final = frozenset(
-    [
-        *("date_diff", "date_part", "date_sub", "date_trunc", "datediff", "datepart", "datesub"),
-        *("datetrunc", "timezone"),
-    ]
+_TIME_PARTS: Final = (
+    *("date_diff", "date_part", "date_sub", "date_trunc", "datediff", "datepart", "datesub"),
+    *("datetrunc", "timezone"),
 )
-"""Functions whose first argument, a zone or a part of a time, has to be a constant: whether they
-look at it where the time is null or infinite depends on the other rows.
+_WRITTEN_OUT: Final[Mapping[str, tuple[int, str]]] = {
+    **dict.fromkeys(_TIME_PARTS, (0, "first")),
+    "json_contains": (1, "second"),
+    "strftime": (1, "second"),
+}
+"""Functions of which an argument has to be a constant, by its number: a zone, a part of a time, a
+format, the JSON that is looked for. Whether they look at it where the other argument is null or
+infinite, and so may fail, depends on the other rows.
 """
 
 _LIST: Final = "list_filter(orders, lambda p: p.offset > 5)"
@@ -329,8 +333,9 @@ class Gate:
             raise RefusedError(f"has `{name}`, which {OUTSIDE[name]}")
         if name == "age" and len(children) == 1:
             raise RefusedError("has `age` of one time, which reads the clock: give it two")
-        if name in _WRITTEN_OUT and len(children) > 1 and not _is_written_out(children[0]):
-            raise RefusedError(f"has `{name}` without a constant as its first argument")
+        number, place = _WRITTEN_OUT.get(name, (0, ""))
+        if place and len(children) > 1 and not _is_written_out(children[number]):
+            raise RefusedError(f"has `{name}` without a constant as its {place} argument")
         if "`" in name:
             raise RefusedError('quotes a name with backticks: quote it with double quotes, "..."')
         self._check_known(name)
