@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.support.effort import first_then_nightly
 from tests.support.lives import Life, killed_at
-from tests.support.topics import create_topics, delete_records
+from tests.support.topics import create_topics, delete_records, delete_topic
 from watersmeet.core.silver import IDLE, in_silver
 from watersmeet.core.times import time_text
 from watersmeet.faults import IN_BEGINNING, IN_RESET
@@ -525,4 +525,30 @@ def test_a_run_goes_on_only_once_a_deleted_table_is_back(kafka: str, tmp_path: P
     life.both((None, FAR))
     life.run()
     assert set(numbers) <= set(life.numbers())
+    life.check()
+
+
+@pytest.mark.promise("N18")
+def test_a_sink_that_is_made_again_gets_what_all_generations_have_published(
+    kafka: str, tmp_path: Path
+) -> None:
+    """In their order, also where a crash cuts it short; and nothing that was behind the sink."""
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    life.send("tracking", ("late", 5))
+    life.both(("open", 1500))
+    life.run()
+    life.call("reset", "--to", "earliest", "--yes")
+    fed(life, 3000)
+    life.call("reset", "--to", "latest", "--yes")
+    fed(life, 5000)
+    before = life.messages()
+    assert len(before) > 15
+    delete_topic(kafka, life.river.sink)
+    with killed_at("gold.note"):
+        life.call("run", "--once", exit_code=1)
+    life.run()
+    assert life.messages() == before
+    life.check()
+    fed(life, 7000)
     life.check()

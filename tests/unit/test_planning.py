@@ -220,7 +220,7 @@ def pending(
     clocks: Mapping[int, int] | None = None,
 ) -> Pending:
     asked = answering(silver=rows)
-    return Unpublished(asked, MERGED, tails, partitions, 0, clocks).pending(limits)
+    return Unpublished(asked, MERGED, tails, partitions, (), clocks).pending(limits)
 
 
 def test_what_sorts_after_the_tail_is_pending() -> None:

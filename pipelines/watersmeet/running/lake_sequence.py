@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from watersmeet.engine import Engine
 from watersmeet.expressions.publish import Expressions, warn
 from watersmeet.kafka.publisher import sequence_tail
 from watersmeet.lake.epochs import Epochs, read_epochs
-from watersmeet.lake.generations import Generations, read_generations
+from watersmeet.lake.generations import Generation, Generations, read_generations
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import last_tails
 from watersmeet.lake.table_reader import Condition, row_count
@@ -57,6 +58,8 @@ class LakeSequence:
     sequence: Sequence = MERGED
     _generations: Generations = field(default_factory=Generations)
     """Empty until the lake has begun. No other one begins while this process is the owner."""
+    _publishing: Generation | None = None
+    """The one whose messages are pending."""
     _done: tuple[int, Mapping[int, Tail]] | None = None
     """A version of the table that has nothing behind these tails."""
 
@@ -84,7 +87,14 @@ class LakeSequence:
         clocks = self._clocks()
         per_chunk = MAX_PER_CHUNK if self.sequence is MERGED else _CORRECTIONS_PER_CHUNK
         limits = Limits(size.limit, per_chunk, max(1, LIMIT_BYTES * size.limit // size.largest))
-        backlog = self._unpublished(tails, clocks).pending(limits)
+        for generation in self._beyond(tails):
+            self._publishing = generation
+            is_newest = generation is self._generations.newest
+            unpublished = self._unpublished(generation, tails, clocks if is_newest else None)
+            backlog = unpublished.pending(limits)
+            backlog = backlog._replace(has_more=backlog.has_more or not is_newest)
+            if backlog.records:
+                break
         # What waits for the clock is let go by a note of it, and not by a commit to the table.
         is_done = not backlog.records and clocks is None
         self._done = (version, dict(tails)) if is_done and version is not None else None
@@ -112,7 +122,7 @@ class LakeSequence:
         of these messages, whose offset is not known yet. `headers`: as `headers` returns them.
         """
         last_chunks = {p: number for number, chunk in enumerate(backlog.chunks) for p in chunk}
-        finished = self._unpublished({}, None)
+        finished = self._unpublished(self._publishing or self._generations.newest, {}, None)
         for number, chunk in enumerate(backlog.chunks):
             rows = self.engine.reader.rows(self.sequence.table, self._columns, finished.of(chunk))
             places = numbered(rows.select([*self.sequence.order]))
@@ -166,17 +176,25 @@ class LakeSequence:
 
     def _leads_to(self, partition: int, last: Tail | None, tail: Tail) -> bool:
         """Return True if the rows after one message end at another, and are as many as it says."""
-        since, seq = (None, -1) if last is None else (last.place, last.seq)
-        if tail.seq <= seq or (since is not None and tail.place <= since):
-            return False
-        reader, finished = self.engine.reader, self._unpublished({}, None)
-        where = finished.of({partition: Range(since, tail.place)})
-        if row_count(reader, self.sequence.table, where) != tail.seq - seq:
+        seq = -1 if last is None else last.seq
+        if tail.seq <= seq or (last is not None and tail.place <= last.place):
             return False
         here: list[Condition] = [
             (name, "=", value) for name, value in self.sequence.values(tail.place).items()
         ]
-        return row_count(reader, self.sequence.table, [[*term, *here] for term in where]) == 1
+        tails = {} if last is None else {partition: last}
+        count = last_count = 0
+        for generation in self._beyond(tails, [partition]):
+            its = self._unpublished(generation, tails, None)
+            behind = its.tails.get(partition)
+            if behind is not None and behind.place >= tail.place:
+                continue
+            span = Range(None if behind is None else behind.place, tail.place)
+            where = its.of({partition: span})
+            count += row_count(self.engine.reader, self.sequence.table, where)
+            where = [[*term, *here] for term in where]
+            last_count += row_count(self.engine.reader, self.sequence.table, where)
+        return count == tail.seq - seq and last_count == 1
 
     def has_begun(self) -> bool:
         """Return True where the lake says where its newest generation begins."""
@@ -196,12 +214,35 @@ class LakeSequence:
         beside = ["partition", "batch", "event_time", "last_event_time"]
         return [*beside, *self.sequence.order, *self.settings.sources]
 
+    def _beyond(
+        self, tails: Mapping[int, Tail], partitions: Collection[int] | None = None
+    ) -> tuple[Generation, ...]:
+        """Return, in order, the generations that have messages beyond these tails.
+
+        All of them where the sink was made again since the newest began.
+        """
+        newest = self._generations.newest
+        is_behind = any(
+            (p not in tails or tails[p].place < tail.place)
+            and (partitions is None or p in partitions)
+            for p, tail in newest.tails.items()
+        )
+        return self._generations if is_behind and self.sequence is MERGED else (newest,)
+
     def _unpublished(
-        self, tails: Mapping[int, Tail], clocks: Mapping[int, int] | None
+        self,
+        generation: Generation,
+        tails: Mapping[int, Tail],
+        clocks: Mapping[int, int] | None,
     ) -> Unpublished:
-        from_batch = self._generations.newest.from_batch
+        begun = generation.tails if self.sequence is MERGED else {}
+        later = {
+            p: max((each[p] for each in (begun, tails) if p in each), key=attrgetter("place"))
+            for p in begun.keys() | tails.keys()
+        }
+        batches = self._generations.batches(generation)
         reader = self.engine.reader
-        return Unpublished(reader, self.sequence, tails, self.partitions, from_batch, clocks)
+        return Unpublished(reader, self.sequence, later, self.partitions, batches, clocks)
 
     def _clocks(self) -> Mapping[int, int] | None:
         """Return the clock (ms) of each partition if there were several epochs; else None.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -72,7 +73,7 @@ class Unpublished:
     """The rows of a sequence that count as not published, in `partitions` partitions.
 
     - `tails`: by partition, the last message, which they sort after.
-    - `from_batch`: the first batch of silver that counts.
+    - `batches`: the condition for the batches of silver that count.
     - `clocks`: by partition, the clock (ms) up to which all that is finished is known; None where
       nothing is finished in advance of the clock.
     """
@@ -81,7 +82,7 @@ class Unpublished:
     sequence: Sequence
     tails: Mapping[int, Tail]
     partitions: int
-    from_batch: int = 0
+    batches: SequenceOf[Condition] = ()
     clocks: Mapping[int, int] | None = None
 
     def pending(self, limits: Limits) -> Pending:
@@ -127,8 +128,7 @@ class Unpublished:
 
     @property
     def _finished(self) -> list[Condition]:
-        batches: list[Condition] = [("batch", ">=", self.from_batch)] if self.from_batch else []
-        return [*with_message(self.sequence), *batches]
+        return [*with_message(self.sequence), *self.batches]
 
     def _rows(self) -> _Rows:
         """Return the rows that sort after the tails, up to the clocks."""
