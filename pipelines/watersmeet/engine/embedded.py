@@ -684,11 +684,6 @@ class WrittenFiles:
                         f"wrote it says {file.size}",
                     )
 
-    def delete_unless_offered(self, table: str) -> None:
-        """Delete the files, unless a commit may name them, whatever is known of it."""
-        if not self.are_offered:
-            self.writer.reader.delete_files(table, [file.path for file in self.entries])
-
 
 def _has_deletion_vectors(delta_table: DeltaTable) -> bool:
     return any(
