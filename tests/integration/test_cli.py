@@ -33,7 +33,8 @@ from watersmeet.engine.spark import SparkEngine
 from watersmeet.errors import ConfigurationError, ForeignMessageError, Problem
 from watersmeet.kafka.cluster import Cluster, dead_letter_settings, sink_settings
 from watersmeet.monitoring.observability import Reporter
-from watersmeet.run import Run
+from watersmeet.run import LAYERS, Run
+from watersmeet.settings import load_settings
 
 TRACKING, ORDERS = "cli_tracking", "cli_orders"
 PARTITIONS = 2
@@ -405,6 +406,8 @@ def assert_one_sentence(said: str, sink: str) -> None:
 def test_a_stream_that_fails_ends_the_run_with_one_sentence(kafka: str, tmp_path: Path) -> None:
     project = Project.make(kafka, tmp_path, "cli_failing")
     create_topics(kafka, project.sink, partitions=PARTITIONS)
+    settings = load_settings(project.file).model_copy(update={"engine": "embedded"})
+    Run(settings, LAYERS, Reporter()).once()  # a lake that has begun
     produce(kafka, project.sink, [(1, b"not ours")])
     failing = Following(project)
     try:
