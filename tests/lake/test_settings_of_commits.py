@@ -80,7 +80,10 @@ def test_what_decides_another_layers_batch_decides_none_here(folder_store: Store
 
 def open_row(key: str) -> tuple[Any, ...]:
     """A merge record as a row of silver, which other kinds of rows have more columns of."""
-    own: tuple[Any, ...] = (0, key, "open", 1, 1, [], [], None, None, 0, 0, 101, None, "", None, 0)
+    own: tuple[Any, ...] = (
+        *(0, key, "open", 1, 1, [], [], None, None, 0, 0),
+        *(101, None, "", None, 0, 0),
+    )
     return (*own, *[None] * len(OUTCOMES))
 
 

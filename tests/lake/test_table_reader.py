@@ -315,6 +315,7 @@ def silver_row(key: str, status: str, time: int, batch: int = 0) -> Any:
         0,
         *closing,
         2,
+        1,
         *[None] * len(OUTCOMES),
     )
 
