@@ -87,7 +87,8 @@ def status(
       since they sort at or before the message behind which it began.
     - `not_in_silver`: messages of records that silver does not have: those of a lost lake, and
       those that were forgotten or deleted.
-    - `in_former_sink`: records that were published to a sink that has been made again since.
+    - `in_former_sink`: records that were published to a sink that has been made again since, and
+      are not there again yet.
     - `next_due`: until when the first of the open records can be joined (null: nothing is open).
     - `waiting`, with tenants: records that wait for their tenant's clock.
     - `tenants`, with tenants: how many have something open or waiting.
