@@ -388,8 +388,7 @@ class SparkEngine(Polling, SparkWriter):
                     table, rows, commit, only_open=only_open, large=large, following=following
                 )
         else:
-            with self.followed(rows, following) as every:
-                self.merge_by_spark(table, every, commit, only_open=only_open)
+            self.merge_by_spark(table, rows, commit, only_open=only_open, following=following)
 
     def merge_in_chunks(
         self,
@@ -430,8 +429,7 @@ class SparkEngine(Polling, SparkWriter):
             _ARROW_BYTES: str(CHUNK_BYTES),
             _ROW_GROUP_ROWS: str(max(1, CHUNK_BYTES * count // max(1, unfinished.size))),
         }
-        with self.followed(changed, following) as changed_rows:
-            self.merge_by_spark(tables.SILVER, changed_rows, commit, settings=settings)
+        self.merge_by_spark(tables.SILVER, changed, commit, settings=settings, following=following)
         return True
 
     # -- following

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 
@@ -64,10 +64,7 @@ class SparkWriter:
 
     def rows(self, table: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
-        # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a
-        # chunk that is empty.
-        rows = table.combine_chunks() if table.num_rows else []
-        return create_rows(self.spark, rows, columns_ddl(table.schema))
+        return _rows_in(self.spark, table)
 
     def create(self, table: Table) -> None:
         """See `Engine.create`. A schema that is missing is created too, like a folder.
@@ -166,7 +163,9 @@ class SparkWriter:
             more = [each for each in following.rows() if each.num_rows]
             # One task, so that a few rows do not become a file each.
             yield (
-                rows.unionByName(self.rows(pa.concat_tables(more)).coalesce(1)) if more else rows
+                rows.unionByName(_rows_in(rows.sparkSession, pa.concat_tables(more)).coalesce(1))
+                if more
+                else rows
             )
         finally:
             if is_cached:
@@ -177,7 +176,8 @@ class SparkWriter:
         following.see(rows.where("status = 'late'").toArrow())
         keys = pa.table({"merge_key": pa.array(sorted(following.keys or ()), pa.string())})
         closed = rows.where("status = 'timed_out'")
-        following.see(closed.join(self.rows(keys), "merge_key", "leftsemi").toArrow())
+        wanted = _rows_in(rows.sparkSession, keys)
+        following.see(closed.join(wanted, "merge_key", "leftsemi").toArrow())
 
     def merge_by_spark(
         self,
@@ -187,10 +187,12 @@ class SparkWriter:
         *,
         only_open: bool = True,
         settings: Mapping[str, str] = MappingProxyType({}),
+        following: Following | None = None,
     ) -> None:
-        """Merge rows as `Engine.merge` does, by MERGE in a session with these further settings."""
-        if isinstance(rows, pa.Table):
-            rows = self.rows(rows)
+        """Merge rows as `Engine.merge` does, by MERGE in a session with these further settings.
+
+        The rows are computed in that session, too, also those that are kept for what follows.
+        """
         schema = self.lake.layout[table].schema
         columns = [f"`{name}`" for name in schema.names]
         condition = replaced_row(only_open=only_open)
@@ -208,19 +210,34 @@ class SparkWriter:
                 f"THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(values)})"
             )
 
-        with self.changing(table), self._committing(commit, settings) as session:
-            self._run_on_rows(session, statement, rows)
+        with (
+            self.changing(table),
+            self._committing(commit, settings) as session,
+            self._followed_in(session, rows, following) as every,
+            self._viewed(every) as changed,
+        ):
+            session.sql(statement(changed))
 
-    def _run_on_rows(
-        self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame
-    ) -> None:
-        """Run a statement about rows in another session than theirs, through a global view, which
-        sessions share.
-        """
+    @contextmanager
+    def _followed_in(
+        self, session: SparkSession, rows: DataFrame | pa.Table, following: Following | None
+    ) -> Iterator[DataFrame | pa.Table]:
+        """Provide rows, which are computed in a session, together with what follows from them."""
+        if isinstance(rows, pa.Table):
+            with self.followed(rows, following) as every:
+                yield every
+            return
+        with self._viewed(rows) as own, self.followed(session.table(own), following) as every:
+            yield every
+
+    @contextmanager
+    def _viewed(self, rows: DataFrame | pa.Table) -> Iterator[str]:
+        """Provide the name of a global view of rows, which sessions share."""
+        rows = self.rows(rows) if isinstance(rows, pa.Table) else rows
         name = f"watersmeet_{uuid.uuid4().hex}"
         rows.createGlobalTempView(name)
         try:
-            session.sql(statement(f"{session.conf.get('spark.sql.globalTempDatabase')}.{name}"))
+            yield f"{self.spark.conf.get('spark.sql.globalTempDatabase')}.{name}"
         finally:
             self.spark.catalog.dropGlobalTempView(name)
 
@@ -285,6 +302,13 @@ class SparkWriter:
         statement = f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES "
         with self.changing(table):
             self.spark.sql(f"{statement}({_as_properties(properties)})")
+
+
+def _rows_in(spark: SparkSession, table: pa.Table) -> DataFrame:
+    # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a chunk
+    # that is empty.
+    rows = table.combine_chunks() if table.num_rows else []
+    return create_rows(spark, rows, columns_ddl(table.schema))
 
 
 def _as_properties(properties: Mapping[str, str]) -> str:
