@@ -34,6 +34,9 @@ class Session:
         self.conf = SimpleNamespace(get=lambda *_: "2")
         self.catalog = SimpleNamespace(dropGlobalTempView=lambda _: None)
 
+    def table(self, _: str) -> Any:
+        return Rows(self._used)
+
     def sql(self, statement: str) -> Any:
         if "DRY RUN" not in statement:
             self._used()
@@ -97,7 +100,6 @@ def test_nobody_else_changes_a_table_while_one_of_the_writers_does(
     for name in ("append", "merge", "compact", "purge"):
         monkeypatch.setattr(EmbeddedEngine, name, used)
     monkeypatch.setattr(SparkWriter, "rows", lambda *_: Rows(used))
-    monkeypatch.setattr(SparkWriter, "_run_on_rows", used)
     monkeypatch.setattr(spark_writer, "session_with", _session_with)
     CHANGES[change](engine, Rows(used))
     assert was_alone == [True]

@@ -6,7 +6,8 @@ Everything else is as in `SparkEngine`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -28,3 +29,8 @@ class ConnectEngine(SparkEngine):
         """
         with_braces = statement("\0").replace("{", "{{").replace("}", "}}")
         session.sql(with_braces.replace("\0", "{changed}"), changed=rows)
+
+    @contextmanager
+    def _in_session(self, _: SparkSession, rows: DataFrame) -> Iterator[DataFrame]:
+        """Provide rows as they are: on Spark Connect a view is its session's own."""
+        yield rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 
@@ -214,9 +214,22 @@ class SparkWriter:
             self.changing(table),
             self._committing(commit, settings) as session,
             self._followed_in(session, rows, following) as every,
-            self._viewed(every) as changed,
         ):
-            session.sql(statement(changed))
+            every = self.rows(every) if isinstance(every, pa.Table) else every
+            self._run_on_rows(session, statement, every)
+
+    def _run_on_rows(
+        self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame
+    ) -> None:
+        """Run a statement about rows, which may be another session's."""
+        with self._viewed(rows) as name:
+            session.sql(statement(name))
+
+    @contextmanager
+    def _in_session(self, session: SparkSession, rows: DataFrame) -> Iterator[DataFrame]:
+        """Provide rows of another session as this one computes them."""
+        with self._viewed(rows) as name:
+            yield session.table(name)
 
     @contextmanager
     def _followed_in(
@@ -227,13 +240,12 @@ class SparkWriter:
             with self.followed(rows, following) as every:
                 yield every
             return
-        with self._viewed(rows) as own, self.followed(session.table(own), following) as every:
+        with self._in_session(session, rows) as own, self.followed(own, following) as every:
             yield every
 
     @contextmanager
-    def _viewed(self, rows: DataFrame | pa.Table) -> Iterator[str]:
+    def _viewed(self, rows: DataFrame) -> Iterator[str]:
         """Provide the name of a global view of rows, which sessions share."""
-        rows = self.rows(rows) if isinstance(rows, pa.Table) else rows
         name = f"watersmeet_{uuid.uuid4().hex}"
         rows.createGlobalTempView(name)
         try:
