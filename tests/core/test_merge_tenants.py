@@ -277,12 +277,8 @@ def rules_of(river: MergeInput) -> Rules:
     )
 
 
-@pytest.mark.promise("T2")
-@law
-@given(data=st.data(), river=with_ids(tenant_inputs()) | tenant_inputs())
-def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(
-    data: st.DataObject, river: MergeInput
-) -> None:
+def assert_merged_as_by_the_model(data: st.DataObject, river: MergeInput) -> None:
+    """However the input is cut."""
     lake = PureLake(rules_of(river))
     for chunk in data.draw(cuts(river.records)):
         for record in chunk:
@@ -290,6 +286,15 @@ def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(
         lake.drain(lambda: data.draw(st.integers(1, 6), label="share"))
     lake.drain(lambda: 10**9)
     assert lake.outcome() == expected(river.merged(), lake.offsets)
+
+
+@pytest.mark.promise("T2")
+@law
+@given(data=st.data(), river=with_ids(tenant_inputs()) | tenant_inputs())
+def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(
+    data: st.DataObject, river: MergeInput
+) -> None:
+    assert_merged_as_by_the_model(data, river)
 
 
 @pytest.mark.promise("R26")
@@ -323,10 +328,4 @@ def test_merge_records_are_too_large_where_the_model_says_so_through_every_epoch
 def test_merge_records_are_too_large_where_the_model_says_so_however_the_input_is_cut(
     data: st.DataObject, river: MergeInput
 ) -> None:
-    lake = PureLake(rules_of(river))
-    for chunk in data.draw(cuts(river.records)):
-        for record in chunk:
-            lake.arrive(record)
-        lake.drain(lambda: data.draw(st.integers(1, 6), label="share"))
-    lake.drain(lambda: 10**9)
-    assert lake.outcome() == expected(river.merged(), lake.offsets)
+    assert_merged_as_by_the_model(data, river)

@@ -42,7 +42,15 @@ from watersmeet.core.plan import Rules
 from watersmeet.core.positions import Positioned
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS, joined
-from watersmeet.core.sequence import CORRECTED, EXCESS, TOO_MANY, Place, late_born_id, message_id
+from watersmeet.core.sequence import (
+    CORRECTED,
+    EXCESS,
+    TOO_MANY,
+    Place,
+    clock_of,
+    late_born_id,
+    message_id,
+)
 from watersmeet.core.too_large import RECORD_COUNT, has_no_parts
 from watersmeet.core.types import schema_of
 
@@ -249,7 +257,7 @@ def correct(
     """
     corrected = corrected.filter(pa.array(~CORRECTED.is_up_to(corrected, corrected_before)))
     is_out = CORRECTED.is_up_to(late.ordered(), corrected_before)
-    last = {p: int(place[0]) for p, place in corrected_before.items()}
+    last = {p: clock_of(place) for p, place in corrected_before.items()}
     partitions = int64s(closed["partition"])
     has_none_out = times_ms(closed["closed_at"]) > looked_up(partitions, last, NULL_TIME)
     closed = closed.filter(pa.array(has_none_out))

@@ -64,6 +64,7 @@ from watersmeet.core.sequence import (
     Headers,
     Place,
     Tail,
+    clock_of,
 )
 from watersmeet.core.window import Window
 
@@ -353,9 +354,9 @@ def sink_state(
             rules = parse_rules(headers[RULES]) if RULES in headers else frozenset()
             origins = parse_origins(headers[FROM]) if FROM in headers else {}
             life, corrected_in = (text_of(headers, name) for name in (LIFE, CORRECTED_IN))
-            since = read_again_from(_closed_at(message), longest_ms)
+            since = read_again_from(clock_of(message.place), longest_ms)
         # A message holds nothing at or after the clock that closed it.
-        if since is not None and _closed_at(message) <= since:
+        if since is not None and clock_of(message.place) <= since:
             break
         read_back.append(message)
     return SinkState(
@@ -373,10 +374,6 @@ def sink_state(
 def text_of(headers: Mapping[str, bytes | None], name: str) -> str:
     """Return what a header says as text; empty where there is no such header."""
     return (headers.get(name) or b"").decode(errors="replace")
-
-
-def _closed_at(message: Tail) -> int:
-    return int(message.place[0])
 
 
 def _by_source(header: bytes | None, name: str, fits: Callable[[Any], bool]) -> dict[str, Any]:

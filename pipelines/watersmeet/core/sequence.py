@@ -94,6 +94,11 @@ tuples. One with the first columns alone stands for all places that begin so.
 """
 
 
+def clock_of(place: Place) -> int:
+    """Return the time (ms) with which a place begins, of the clock that closed its row."""
+    return int(place[0])
+
+
 class Tail(NamedTuple):
     """The last message of a partition, which the next one follows.
 

@@ -71,10 +71,10 @@ _TIME_PARTS: Final = (
     *("date_diff", "date_part", "date_sub", "date_trunc", "datediff", "datepart", "datesub"),
     *("datetrunc", "timezone"),
 )
-_WRITTEN_OUT: Final[Mapping[str, tuple[int, str]]] = {
-    **dict.fromkeys(_TIME_PARTS, (0, "first")),
-    "json_contains": (1, "second"),
-    "strftime": (1, "second"),
+_WRITTEN_OUT: Final[Mapping[str, int]] = {
+    **dict.fromkeys(_TIME_PARTS, 0),
+    "json_contains": 1,
+    "strftime": 1,
 }
 """Functions of which an argument has to be a constant, by its number: a zone, a part of a time, a
 format, the JSON that is looked for. Whether they look at it where the other argument is null or
@@ -333,8 +333,9 @@ class Gate:
             raise RefusedError(f"has `{name}`, which {OUTSIDE[name]}")
         if name == "age" and len(children) == 1:
             raise RefusedError("has `age` of one time, which reads the clock: give it two")
-        number, place = _WRITTEN_OUT.get(name, (0, ""))
-        if place and len(children) > 1 and not _is_written_out(children[number]):
+        number = _WRITTEN_OUT.get(name)
+        if number is not None and len(children) > 1 and not _is_written_out(children[number]):
+            place = ("first", "second")[number]
             raise RefusedError(f"has `{name}` without a constant as its {place} argument")
         if "`" in name:
             raise RefusedError('quotes a name with backticks: quote it with double quotes, "..."')

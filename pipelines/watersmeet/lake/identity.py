@@ -215,13 +215,9 @@ def kept_facts(reader: TableReader) -> dict[str, str]:
 
 def kept_topic_ids(reader: TableReader) -> dict[str, str]:
     """Return, by topic of the sources, Kafka's identity of it as the lake has it."""
-    topics = (
-        topic.partition(" ")
-        for field, fact in kept_facts(reader).items()
-        if field.endswith(".topic")
-        for topic in fact.split(", ")
-    )
-    return {name: topic_id.strip("()") for name, _, topic_id in topics}
+    facts = kept_facts(reader).items()
+    of_sources = (_ids(fact) for field, fact in facts if field.endswith(".topic"))
+    return {name: topic_id for ids in of_sources for name, topic_id in ids.items()}
 
 
 def _check(kept: Mapping[str, str], facts: Mapping[str, str]) -> None:
@@ -301,9 +297,16 @@ def _difference(field: str, before: str, now: str) -> Problem:
 
 def _remade(before: str, now: str) -> list[str]:
     """Return the topics that have another identity than before."""
-    return [name.partition(" ")[0] for name in now.split(", ") if name not in before.split(", ")]
+    former = _ids(before)
+    return [name for name, topic_id in _ids(now).items() if former.get(name) != topic_id]
 
 
 def _names(fact: str) -> list[str]:
     """Return the names of a source's topics, without Kafka's identity of them."""
-    return [name.partition(" ")[0] for name in fact.split(", ")]
+    return [*_ids(fact)]
+
+
+def _ids(fact: str) -> dict[str, str]:
+    """Return Kafka's identity of each topic of a source; empty of one that a fact does not say."""
+    topics = (topic.partition(" ") for topic in fact.split(", "))
+    return {name: topic_id.strip("()") for name, _, topic_id in topics}

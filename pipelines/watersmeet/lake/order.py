@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from watersmeet.core.sequence import Place, Sequence, Tail
+from watersmeet.core.sequence import Place, Sequence, Tail, clock_of
 from watersmeet.lake.table_reader import Condition, Where, between, lexicographic
 
 
@@ -39,11 +39,6 @@ def may_be_beyond(
     """
     since = {p: clock_of(tails[p].place) if p in tails else -1 for p in partitions}
     return between(sequence.clock, {p: (clock, None) for p, clock in since.items()})
-
-
-def clock_of(place: Place) -> int:
-    """Return the time (ms) with which a place begins, of the clock that closed its row."""
-    return int(place[0])
 
 
 def _beside(sequence: Sequence, place: Place, operator: str) -> Where:

@@ -66,12 +66,12 @@ def check_not_behind(reader: TableReader) -> None:
     """
     if not reader.exists(tables.SILVER):
         return
-    for table, column in ((tables.EPOCHS, "epoch"), (tables.GENERATIONS, "generation")):
-        last = {column: ("max", column)}
-        known, used = (
-            reader.summary(name, [], last)[column][0].as_py() or 0
-            for name in (table, tables.PROGRESS)
-        )
+    named = {"epoch": tables.EPOCHS, "generation": tables.GENERATIONS}
+    last = {column: ("max", column) for column in named}
+    [batches] = reader.summary(tables.PROGRESS, [], last).to_pylist()
+    for column, table in named.items():
+        used = batches[column] or 0
+        known = reader.summary(table, [], {column: last[column]})[column][0].as_py() or 0
         if known < used:
             raise ConfigurationError(
                 f"the table {table} ends at {column} {known}, although silver has batches of "

@@ -352,6 +352,7 @@ def of_like_bounds(bounds: Bounds) -> list[list[int]]:
     """
 
     def ends(partition: int) -> tuple[int, int]:
+        """Return a partition's bounds as numbers."""
         first, until = bounds[partition]
         return _FIRST if first is None else first, _END if until is None else until
 

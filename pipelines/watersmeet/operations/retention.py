@@ -32,7 +32,7 @@ from typing import Final, TypeAlias
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.plan import BatchPlan, TopicPartition
 from watersmeet.core.recovery import read_again_from
-from watersmeet.core.sequence import CORRECTED, MERGED
+from watersmeet.core.sequence import CORRECTED, MERGED, clock_of
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.chunks import NOT_FORGOTTEN
@@ -239,7 +239,7 @@ class _Old:
         """
         longest = longest_ms(self._epochs)
         tails = last_tails(self.reader, MERGED)
-        return {p: read_again_from(int(tail.place[0]), longest) for p, tail in tails.items()}
+        return {p: read_again_from(clock_of(tail.place), longest) for p, tail in tails.items()}
 
     @cached_property
     def _unpublished(self) -> dict[int, int]:

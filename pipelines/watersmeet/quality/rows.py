@@ -27,7 +27,7 @@ from watersmeet.core.dropped_fields import dropped_fields, fields_in
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.reading import bronze_schema
-from watersmeet.core.sequence import FORGOTTEN, ID, MERGED, Tail
+from watersmeet.core.sequence import FORGOTTEN, ID, MERGED, Tail, clock_of
 from watersmeet.core.types import TIME
 from watersmeet.engine import Engine, Rows
 from watersmeet.errors import Problem
@@ -540,7 +540,7 @@ def _as_messages(batch: pa.RecordBatch, times: _Times, timeout_ms: int) -> pa.Ta
     ]
     first, last = times
     is_selected = [
-        FORGOTTEN not in its and (tail is None or first <= int(tail.place[0]) <= last)
+        FORGOTTEN not in its and (tail is None or first <= clock_of(tail.place) <= last)
         for its, tail in zip(headers, tails, strict=True)
     ]
     return pa.table(columns, schema=MESSAGES).filter(pa.array(is_selected, pa.bool_()))

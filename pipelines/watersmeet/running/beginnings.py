@@ -78,8 +78,9 @@ def first_beginning(
     states = dict[int, SinkState]()
     if start == "sink":
         states = {p: _state_of(settings, sink, p) for p in sorted(sink.bounds) if sink.has_had(p)}
+        ids = cluster.topic_ids(settings.topics)
         for p, state in states.items():
-            _check_inputs(settings, f"{sink.name}[{p}]", state)
+            _check_inputs(settings, f"{sink.name}[{p}]", state, ids)
             _check_rules(settings, f"{sink.name}[{p}]", state)
         _check_corrections(settings, partitions, sink, states, corrections)
     else:
@@ -294,8 +295,11 @@ def _check_rules(settings: Settings, place: str, state: SinkState) -> None:
     )
 
 
-def _check_inputs(settings: Settings, place: str, state: SinkState) -> None:
-    """Raise ConfigurationError if messages were made from other topics than the configuration's."""
+def _check_inputs(settings: Settings, place: str, state: SinkState, ids: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if messages were made from other topics than the configuration's.
+
+    `ids`: Kafka's identity of each of these.
+    """
     inputs = settings.inputs_by_name
     if state.begin.keys() != inputs.keys():
         raise ConfigurationError(
@@ -304,7 +308,6 @@ def _check_inputs(settings: Settings, place: str, state: SinkState) -> None:
             where="sources",
             fix=f"name the sources and topics that they were made from, or {_ELSEWHERE}",
         )
-    ids = Cluster(settings.kafka).topic_ids(settings.topics)
     for name, origin in sorted(state.origins.items()):
         topic = inputs[name].topic if name in inputs else name
         if ids.get(topic) != origin.topic_id:

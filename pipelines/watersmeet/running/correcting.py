@@ -129,7 +129,6 @@ class Correcting:
     ) -> pa.Table:
         """Return columns of the late records that may not be settled at some clocks (ms), and are
         at others, where these are given.
-
         """
         partitions = {tp.partition for tp in self.generation.begin}
         floors = {p: unsettled_from(self._epochs, clock) for p, clock in before.items()}

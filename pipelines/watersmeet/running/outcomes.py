@@ -11,7 +11,7 @@ from watersmeet.core.plan import BatchPlan
 from watersmeet.core.sequence import EXCESS, TOO_MANY
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
-from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.table_reader import Condition, TableReader, Where, in_portions
 from watersmeet.monitoring.events import Counts, Judged, RecordsProcessed
 from watersmeet.running.batch_rows import BatchRows
@@ -121,13 +121,11 @@ def _not_merged(reader: TableReader, plan: BatchPlan) -> Iterator[tuple[str, int
     consumed = [(tp, done.from_offset) for tp, done in plan.ranges.items() if not done.is_empty]
     for portion in in_portions(consumed):
         where: Where = [
-            [
-                ("batch", "=", plan.batch),
-                *kind,
-                *(("source", "=", tp.input.source), ("topic", "=", tp.input.topic)),
-                *(("partition", "=", tp.partition), ("offset", ">=", since)),
-            ]
+            [("batch", "=", plan.batch), *kind, *term]
             for tp, since in portion
+            for term in of_input(
+                tp.input, [[("partition", "=", tp.partition), ("offset", ">=", since)]]
+            )
             for kind in kinds
         ]
         rows = reader.summary(tables.SILVER, ["topic"], {"rows": ("count", "*")}, where)

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from watersmeet.core.columns import Booleans, Int64s, cuts, groups, int64s, looked_up
 from watersmeet.core.reading import RECORD_BYTES
-from watersmeet.core.sequence import Place, Sequence, Tail
-from watersmeet.lake.order import after, beyond, clock_of, may_be_beyond, up_to, with_message
+from watersmeet.core.sequence import Place, Sequence, Tail, clock_of
+from watersmeet.lake.order import after, beyond, may_be_beyond, up_to, with_message
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
