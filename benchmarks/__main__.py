@@ -67,7 +67,7 @@ def _parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "points", metavar="POINT", type=int, nargs="*", help="1 to 12; without any, all of them"
+        "points", metavar="POINT", type=int, nargs="*", help="1 to 13; without any, all of them"
     )
     parser.add_argument(
         "--engine", choices=ENGINES, help="what is measured; without one, both in turns"
@@ -121,9 +121,9 @@ def _parse() -> argparse.Namespace:
         "--out", type=Path, default=Path("results.json"), help="where the JSON goes (%(default)s)"
     )
     options = parser.parse_args()
-    if not set(options.points) <= set(range(1, 13)):
-        parser.error("the points are 1 to 12")
-    options.points = options.points or list(range(1, 13))
+    if not set(options.points) <= set(range(1, 14)):
+        parser.error("the points are 1 to 13")
+    options.points = options.points or list(range(1, 14))
     return options
 
 

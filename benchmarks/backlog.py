@@ -1,4 +1,4 @@
-"""Points 1 and 6 to 10: a backlog from the start of the process to its end, with every table
+"""Points 1, 6 to 10 and 13: a backlog from the start of the process to its end, with every table
 written and every message out.
 
 Producing the input is not timed. `watersmeet run --once` is, as a process of its own; so are the
@@ -30,7 +30,7 @@ from watersmeet.kafka.publisher import sequence_tail
 from watersmeet.kafka.reading import read_tails
 from watersmeet.settings import load_settings
 
-NUMBERS = frozenset({1, 6, 7, 8, 9, 10})
+NUMBERS = frozenset({1, 6, 7, 8, 9, 10, 13})
 FLOORS = WARM_UP, FLOOR_B = "floor_nothing", "floor_append"
 PEERS = {
     WARM_UP: points.OF_FLOOR_A,
@@ -187,8 +187,10 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
     """The chosen ones of these points; the engines in turns."""
     if 10 in numbers:
         yield from _variants(sizes, folder)
+    if 13 in numbers:
+        yield from _durable(sizes, folder)
     for kind in sizes.kinds:
-        chosen = numbers & (NUMBERS - {10} if kind == sizes.kinds[0] else {1, 6})
+        chosen = numbers & (NUMBERS - {10, 13} if kind == sizes.kinds[0] else {1, 6})
         if chosen:
             for result in _of_kind(chosen, sizes, folder, Shape(kind)):
                 yield replace(result, kind=kind)
@@ -337,6 +339,15 @@ def _variants(sizes: Sizes, folder: Path) -> Iterator[Result]:
             yield replace(_to_plain(of_ids, engine, points.VALID, "valid"), kind=kind)
         if "embedded" in sizes.engines:
             yield replace(_to_plain(of_ids, "embedded", points.IDS, "ids"), kind=kind)
+
+
+def _durable(sizes: Sizes, folder: Path) -> Iterator[Result]:
+    """Point 13: with every commit on the disk before anything relies on it, and without."""
+    kind = sizes.kinds[0]
+    with river(folder / "durable", sizes.records, sizes.partitions, Shape(kind)) as small:
+        for engine in sizes.engines:
+            to_plain = _to_plain(small, engine, points.DURABLE, "volatile")
+            yield replace(to_plain, value=1 / to_plain.value, kind=kind)
 
 
 def _to_plain(river: River, engine: str, point: points.Point, variant: Variant) -> Result:

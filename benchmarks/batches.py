@@ -40,7 +40,8 @@ from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.engine.session import spark_session
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.lake import tables
-from watersmeet.lake.generations import Generation, generation_rows
+from watersmeet.lake.generations import Generation, generation_body
+from watersmeet.lake.journal import BEGIN
 from watersmeet.lake.location import Lake
 from watersmeet.run import create_missing
 from watersmeet.running.owner import Owner
@@ -285,7 +286,7 @@ def _lake(
     create_missing(engine)
     owner = Owner(engine)
     begin = {TopicPartition(s, p): 0 for s in settings.inputs for p in range(PARTITIONS)}
-    owner.append(tables.GENERATIONS, generation_rows(settings, Generation(0, 0, begin, {})))
+    owner.decide(BEGIN, generation_body(Generation(0, 0, begin, {})), 0)
     notify(
         f"a lake of {timed_out:,} timed-out and {open_rows:,} open rows of {parts} + 1 parts ..."
     )

@@ -40,7 +40,8 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.lake import tables
-from watersmeet.lake.generations import Generation, generation_rows
+from watersmeet.lake.generations import Generation, generation_body
+from watersmeet.lake.journal import BEGIN
 from watersmeet.lake.location import Lake
 from watersmeet.run import create_missing
 from watersmeet.running.owner import Owner
@@ -105,7 +106,7 @@ def _lake(folder: Path, variant: Variant, closed_rows: int = 0) -> SmallBatches:
         engine.append(tables.SILVER, _closed_rows(engine, numbers, closed_rows))
     owner = Owner(engine)
     first = {TopicPartition(s, p): 0 for s in settings.inputs for p in range(PARTITIONS)}
-    owner.append(tables.GENERATIONS, generation_rows(settings, Generation(0, 0, first, {})))
+    owner.decide(BEGIN, generation_body(Generation(0, 0, first, {})), 0)
     return SmallBatches(engine, settings, 0, Silver(owner, settings, PARTITIONS))
 
 

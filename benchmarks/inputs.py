@@ -43,9 +43,10 @@ sources:
 merge: {merge}
 publish: {publish}
 spark: {spark}
+durable: {durable}
 """
 
-Variant = Literal["plain", "tenants", "ids", "corrections", "valid"]
+Variant = Literal["plain", "tenants", "ids", "corrections", "valid", "volatile"]
 Kind = Literal["overlapping", "ordered"]
 
 SESSIONS_PER_S = 81
@@ -72,9 +73,8 @@ def write_configuration(
     """The folder's `watersmeet.yml`, for a lake beside it; `spark`: settings of the session that it
     starts.
 
-    A variant uses the tenants or the ids of the records, corrects late ones, or judges merge
-    records by an expression; the clock of each
-    tenant may be an hour behind.
+    A variant uses the tenants or the ids of the records, corrects late ones, judges merge records
+    by an expression, or does not wait for the disk; the clock of each tenant may be an hour behind.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "watersmeet.yml"
@@ -93,6 +93,7 @@ def write_configuration(
         "id": "id" if variant == "ids" else "null",
         "merge": json.dumps(merge),
         "spark": json.dumps(dict(spark or {})),
+        "durable": json.dumps(variant != "volatile"),
     }
     file.write_text(CONFIGURATION.format(**values))
     return file

@@ -103,6 +103,7 @@ STARTS = (
         Point(12, "restart, to a bare session's first task", "x", "lower", (1.1,)),
     ),
 )
+DURABLE = Point(13, "seconds, durable to not", "x", "lower", (1.03,), (1.03,))
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,14 @@ SPARK = "spark"
 process of a run."""
 
 SPARK_TESTS = (
+    "tests/ask/test_sql.py",
     "tests/faults/test_lives.py",
     "tests/integration/test_analyst_docs.py",
     "tests/integration/test_catalogs.py",
     "tests/integration/test_cli.py",
     "tests/integration/test_end_to_end.py",
     "tests/integration/test_live.py",
+    "tests/integration/test_lost_tables.py",
     "tests/integration/test_monitoring.py::test_both_engines_",
     "tests/integration/test_notebooks.py::test_a_notebook_runs_on_",
     "tests/integration/test_odd_timestamps.py",
@@ -64,6 +66,7 @@ SPARK_TESTS = (
     "tests/integration/test_upgrade.py",
     "tests/kafka/test_source.py",
     "tests/lake/test_commits.py::test_the_last_commit_of_an_application_is_found_behind_others",
+    "tests/lake/test_durable.py::test_every_file_of_a_commit_of_spark_",
     "tests/lake/test_table_reader.py",
     "tests/lake/test_settings_of_commits.py",
     "tests/laws/test_engine.py",

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.programs import ProgramError
-from watersmeet.jvm.java import java_command
+from watersmeet.jvm.artifacts import java_command
 
 KAFKA_STREAMS = "kafka_streams"
 """The one that is no Python module, but a file that Java compiles as it starts it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
 from io import BytesIO
@@ -14,7 +13,8 @@ from uuid import UUID
 
 from fastavro import parse_schema, schemaless_writer
 
-from watersmeet.core.avro_columns import UNITS_US, exact_decimal, is_logical
+from watersmeet.core.avro_columns import UNITS_US, exact_decimal
+from watersmeet.core.avro_types import AvroType, avro_type
 from watersmeet.core.times import EPOCH, parse_microseconds
 
 _RIGHT: Final = {
@@ -51,126 +51,88 @@ class UnencodableError(ValueError):
 
 
 def encoder(text: str) -> Callable[[Any], bytes]:
-    """Return the encoder of values, as `json.loads` gives them, as bare Avro of this schema.
+    """Return the encoder of JSON values, as messages have them, as bare Avro of this schema.
 
-    Decimals, times and bytes are written as in messages. Dates, times and timestamps may also be
-    the number that Avro has for them. Fields that are left out take their defaults, else null.
-    Numbers with a fraction are exact if they are Decimal. The encoder raises UnencodableError.
+    Dates, times and timestamps may also be the number that Avro has for them. Fields that are left
+    out take their defaults, else null. Numbers with a fraction are exact if they are Decimal. The
+    encoder raises UnencodableError.
     """
-    named: dict[str, Any] = {}
-    schema = parse_schema(json.loads(text), named)
+    schema = parse_schema(json.loads(text))
+    top = avro_type(schema)
 
     def encode(value: Any) -> bytes:
-        """Encode a JSON value as bare Avro. Raises UnencodableError where it does not fit."""
         content = BytesIO()
-        schemaless_writer(content, schema, _Parts(named).of(schema, value, "value"))
+        schemaless_writer(content, schema, _converted(top, value, "value"))
         return content.getvalue()
 
     return encode
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """Converter of parts of a value for fastavro's writer. `named`: the schema's named types."""
-
-    named: Mapping[str, Any]
-
-    def of(self, schema: Any, value: Any, where: str) -> Any:
-        """Convert the JSON value at the dotted path `where` for the writer.
-
-        Raises UnencodableError where it does not fit.
-        """
-        if value is None and _may_be_null(schema):
-            return None
-        schema = self._defined(schema)
-        kind = schema["type"] if schema["type"] != "error" else "record"
-        if is_logical(schema) or schema.get("logicalType") == "uuid":
-            kind = schema["logicalType"].removeprefix("local-").partition("-")[0]
-        try:
-            return self._converted(kind, schema, value, where)
-        except UnencodableError:
-            raise
-        except (ValueError, TypeError, ArithmeticError, AttributeError):
-            raise UnencodableError(
-                f"`{where}` does not fit {kind}", f"write {_RIGHT[kind]}"
-            ) from None
-
-    def _converted(self, kind: str, schema: Mapping[str, Any], value: Any, where: str) -> Any:
-        """Convert the value of a part.
-
-        Raises ValueError, TypeError, ArithmeticError or AttributeError where it does not fit.
-        """
+def _converted(part: AvroType, value: Any, where: str) -> Any:
+    if value is None and part.is_nullable:
+        return None
+    [part] = part.choices
+    logical = "uuid" if part.schema.get("logicalType") == "uuid" else part.logical
+    kind = logical.removeprefix("local-").partition("-")[0] or part.kind
+    try:
         match kind:
             case "record":
-                return self._record(schema, value, where)
+                return _record(part, value, where)
             case "array":
                 items = enumerate(_of_type(list, value))
-                return [self.of(schema["items"], item, f"{where}[{i}]") for i, item in items]
+                return [_converted(part.items[0], item, f"{where}[{i}]") for i, item in items]
             case "map":
-                return {
-                    name: self.of(schema["values"], item, f"{where}.{name}")
-                    for name, item in value.items()
-                }
+                [inner] = part.items
+                return {n: _converted(inner, item, f"{where}.{n}") for n, item in value.items()}
             case "date" | "time" | "timestamp":
-                return _time(kind, schema["logicalType"], value)
-        return _scalar(kind, schema, value)
-
-    def _record(self, schema: Mapping[str, Any], record: Any, where: str) -> dict[str, Any]:
-        fields = {field["name"]: field for field in schema["fields"]}
-        for name in _of_type(dict, record):
-            if name not in fields:
-                raise UnencodableError(
-                    f"`{where}.{name}` is no field of the schema", f"it has {', '.join(fields)}"
-                )
-        for name, field in fields.items():
-            if name not in record and "default" not in field and not _may_be_null(field["type"]):
-                raise UnencodableError(f"`{where}.{name}` is missing, and has no default", "add it")
-        return {
-            name: self._default(field["type"], field["default"])
-            if name not in record and "default" in field
-            else self.of(field["type"], record.get(name), f"{where}.{name}")
-            for name, field in fields.items()
-        }
-
-    def _default(self, schema: Any, value: Any) -> Any:
-        """Convert a default for the writer. The schema spells bytes as one character for each."""
-        if value is None:
-            return None
-        schema = self._defined(schema)
-        match schema["type"]:
-            case "bytes" | "fixed":
-                return value.encode("latin-1")
-            case "record" | "error":
-                fields = {field["name"]: field for field in schema["fields"]}
-                return {
-                    name: self._default(field["type"], value.get(name, field.get("default")))
-                    for name, field in fields.items()
-                }
-            case "array":
-                return [self._default(schema["items"], item) for item in value]
-            case "map":
-                return {name: self._default(schema["values"], item) for name, item in value.items()}
-        return value
-
-    def _defined(self, schema: Any) -> Mapping[str, Any]:
-        """Return a part with its type's definition in place of a name, and without null."""
-        if isinstance(schema, list):
-            [schema] = [choice for choice in schema if choice not in ("null", {"type": "null"})]
-        name = schema if isinstance(schema, str) else schema["type"]
-        if name in self.named:
-            schema = self.named[name]
-        definition: Mapping[str, Any] = {"type": schema} if isinstance(schema, str) else schema
-        return definition
+                return _time(kind, logical, value)
+        return _scalar(kind, part.schema, value)
+    except UnencodableError:
+        raise
+    except (ValueError, TypeError, ArithmeticError, AttributeError):
+        what = f"`{where}` does not fit {kind}"
+        raise UnencodableError(what, f"write {_RIGHT[kind]}") from None
 
 
-def _may_be_null(schema: Any) -> bool:
-    return isinstance(schema, list) and any(
-        choice in ("null", {"type": "null"}) for choice in schema
-    )
+def _record(part: AvroType, record: Any, where: str) -> dict[str, Any]:
+    fields = {field.name: field for field in part.fields}
+    for name in _of_type(dict, record):
+        if name not in fields:
+            raise UnencodableError(
+                f"`{where}.{name}` is no field of the schema", f"it has {', '.join(fields)}"
+            )
+    values = {}
+    for name, field in fields.items():
+        if name not in record and "default" in field.schema:
+            values[name] = _default(field.type, field.schema["default"])
+        elif name in record or field.type.is_nullable:
+            values[name] = _converted(field.type, record.get(name), f"{where}.{name}")
+        else:
+            raise UnencodableError(f"`{where}.{name}` is missing, and has no default", "add it")
+    return values
+
+
+def _default(part: AvroType, value: Any) -> Any:
+    # The schema spells bytes as one character for each.
+    if value is None:
+        return None
+    [part] = part.choices
+    match part.kind:
+        case "bytes" | "fixed":
+            return value.encode("latin-1")
+        case "record":
+            return {
+                field.name: _default(field.type, value.get(field.name, field.schema.get("default")))
+                for field in part.fields
+            }
+        case "array":
+            return [_default(part.items[0], item) for item in value]
+        case "map":
+            return {name: _default(part.items[0], item) for name, item in value.items()}
+    return value
 
 
 def _scalar(kind: str, schema: Mapping[str, Any], value: Any) -> Any:
-    """Convert a value that is neither a collection nor a time. Raises as `_converted` does."""
     match kind:
         case "boolean":
             return _of_type(bool, value)
@@ -195,7 +157,6 @@ def _scalar(kind: str, schema: Mapping[str, Any], value: Any) -> Any:
 
 
 def _time(kind: str, logical_type: str, value: Any) -> int:
-    """Convert a date, time or timestamp, which may be the number that Avro has for it."""
     if type(value) is int:
         return value
     if kind == "date":

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.engine import Engine, KafkaInput, Rows
-from watersmeet.errors import QuarantineLimitError, is_data_loss
+from watersmeet.errors import DataLossError, NewLeaderError, QuarantineLimitError, class_of
 from watersmeet.faults import fault_point
-from watersmeet.kafka.ranges import share
+from watersmeet.kafka.reading import share
 from watersmeet.lake import tables
 from watersmeet.lake.erased import read_erased
 from watersmeet.lake.maintenance import Maintenance
@@ -78,12 +78,16 @@ class Bronze:
         reading Kafka raises.
         """
         try:
-            reading = self._reading or self._recover()
+            reading = self._reading
+            if reading is None or any(ends[p] < at for p, at in reading.offsets.items()):
+                reading = self._recover()
             self._reading = None
             reached = self._take(reading, ends)
         except Exception as failure:
             if self.table.schemas.note_failure(failure) or self._is_accepted_gap(failure):
                 return True  # reading does without the schema, or begins behind the gap
+            if class_of(failure) is NewLeaderError:
+                return True  # and what was read before is compared with what that leader has
             raise
         reading.offsets.update(reached)
         self._reading = reading
@@ -92,12 +96,15 @@ class Bronze:
     def _recover(self) -> _Reading:
         """Return how and where the table is to be continued."""
         self.table.schemas.recover()
+        # Before anything is compared: what a later leader appends is not read.
+        leader_epochs = self.next_offsets.leader_epochs(self.input)
         beyond = self.next_offsets.beyond_rows(self.input)
         offsets = self.next_offsets.checked(self.input, beyond)
         self._notify_progress(offsets)
         erased = read_erased(self._engine.reader, self.input, offsets)
         schemas = self.table.schemas
         source = kafka_input(self.settings, self.input, schemas.given_up, erased, schemas.allowed)
+        source = replace(source, leader_epochs=leader_epochs)
         return _Reading(source, offsets, self.settings.kafka.max_offsets_per_batch, beyond)
 
     def _take(self, reading: _Reading, ends: Mapping[int, int]) -> Mapping[int, int]:
@@ -143,7 +150,8 @@ class Bronze:
 
     def _is_accepted_gap(self, failure: Exception) -> bool:
         """Return True if Kafka has deleted records that were not read, and that is accepted."""
-        return self.settings.kafka.on_data_loss == "continue" and is_data_loss(failure)
+        is_data_loss = issubclass(class_of(failure), DataLossError)
+        return self.settings.kafka.on_data_loss == "continue" and is_data_loss
 
     def _check_share(self, counts: BatchCounts) -> tuple[int, int]:
         """Return the numbers of records, and of refused ones, that are too few to be judged yet.
@@ -158,8 +166,13 @@ class Bronze:
         if counts.refused and refused > self.settings.kafka.quarantine_limit * records:
             reason, partition, offset = counts.worst
             place = f"{self.input.topic}[{partition}]@{offset}"
-            name = self.settings.input_names[self.input]
-            raise QuarantineLimitError(name, counts.refused, counts.records, reason, place)
+            raise QuarantineLimitError(
+                f"{counts.refused} of {counts.records} records would go to quarantine, most of "
+                f"them as {reason} (such as {place}): none of them was written",
+                where=self.settings.input_names[self.input],
+                fix="correct the configuration, or accept them with a higher "
+                "kafka.quarantine_limit",
+            )
         return 0, 0
 
     def _notify(self, counts: BatchCounts) -> None:

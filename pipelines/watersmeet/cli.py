@@ -1,8 +1,7 @@
 """The command line: parses arguments, builds Settings, calls one function.
 
-Answers go to standard output, everything else to standard error. Each command imports what it
-needs, so that `--help` and commands that only read a lake with a path start neither Spark nor a
-JVM.
+Answers go to standard output, all else to standard error. Each command imports what it needs, so
+that `--help` and commands that only read a lake with a path start no Spark.
 """
 
 from __future__ import annotations
@@ -22,33 +21,21 @@ import typer
 
 import watersmeet
 from watersmeet.audit import show
-from watersmeet.commands.arguments import (
-    DEFAULT_CONFIG,
-    Config,
-    Json,
-    Key,
-    KeyJson,
-    as_utf_8,
-    parse_as_of,
-    parse_key,
-    parse_target,
-    parse_time_ms,
-    parse_window,
-)
+from watersmeet.commands import arguments, usage
+from watersmeet.commands.arguments import DEFAULT_CONFIG, Config, Json, Key, KeyJson, as_utf_8
 from watersmeet.commands.asking import begun_reader_of, reader_of, unchecked
 from watersmeet.commands.broker import broker_app
-from watersmeet.commands.usage import (
-    CHANGE,
-    LOOK,
-    RUN,
-    TRY,
-    call,
-    new_app,
-    show_help_alone,
-    usage_sentence,
-)
+from watersmeet.commands.usage import CHANGE, LOOK, RUN, TRY
+from watersmeet.configuration.values import parse_duration
 from watersmeet.core.texts import without_controls
-from watersmeet.errors import ConfigurationError, WatersmeetError, missing_package, root_cause
+from watersmeet.errors import (
+    ConfigurationError,
+    Problem,
+    WatersmeetError,
+    missing_package,
+    no_room,
+    root_cause,
+)
 from watersmeet.imports import hide_pandas
 from watersmeet.memory import limit_allocator_caches
 from watersmeet.monitoring.observability import (
@@ -58,13 +45,12 @@ from watersmeet.monitoring.observability import (
     set_up_logging,
 )
 from watersmeet.output import answer, print_json, print_text, write_in_any_encoding
-from watersmeet.settings import load_settings, parse_duration
+from watersmeet.settings import load_settings
 
 OF_OTHERS = 0o007
-"""Permission bits that only the owner and the group of a file may have, whatever the umask of the
-caller: lakes and pages hold records.
-"""
+"""Permission bits that others never get, whatever the umask: lakes and pages hold records."""
 
+Once = Annotated[bool, typer.Option("--once", help="Handle everything available now, then exit.")]
 Engine = Annotated[
     Literal["spark", "embedded"] | None,
     typer.Option(
@@ -72,7 +58,7 @@ Engine = Annotated[
     ),
 ]
 
-app = new_app(
+app = usage.new_app(
     name="watersmeet",
     help="Merges Kafka topics by event time on Delta tables and publishes each finished record "
     "once, in order.",
@@ -97,7 +83,7 @@ def _main(
     if version:
         print_text(watersmeet.__version__)
         raise typer.Exit
-    show_help_alone(context)
+    usage.show_help_alone(context)
 
 
 @app.command(rich_help_panel=TRY)
@@ -140,8 +126,9 @@ def fetch(
 @app.command(rich_help_panel=LOOK)
 def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
-    problems, warnings, preview = _find_problems(config)
-    facts: dict[str, Any] = {"ok": not problems, "problems": problems}
+    problems, doubts, preview = _find_problems(config)
+    facts: dict[str, Any] = {"ok": not problems, "problems": [each._asdict() for each in problems]}
+    warnings = [doubt._asdict() for doubt in doubts]
     if warnings:
         facts["warnings"] = warnings
     if problems:
@@ -149,65 +136,41 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
         raise typer.Exit(2)
     if not as_json:
         print_text(f"{config}: everything fits; a run would now read")
-    if transactions := [_open_transaction(row) for row in preview if "transaction" in row]:
+    names = ("source", "partition", "transaction")
+    with_transaction = [row for row in preview if "transaction" in row]
+    if transactions := [{name: row[name] for name in names} for row in with_transaction]:
         facts["transactions"] = transactions
     answer(facts, as_json, lambda _: show.preview_view(preview, warnings))
 
 
-def _open_transaction(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("source", "partition", "transaction")}
-
-
-def _find_problems(
-    config: Path,
-) -> tuple[list[dict[str, str]], list[dict[str, str]], list[dict[str, Any]]]:
-    """Return the problems, the warnings, and where there are no problems what a run would read."""
-    from watersmeet.audit.validate import (
-        check_kafka,
-        check_keys,
-        check_lake,
-        check_registries,
-        check_schemas,
-        doubtful,
-    )
-    from watersmeet.errors import Problem
+def _find_problems(config: Path) -> tuple[list[Problem], list[Problem], list[dict[str, Any]]]:
+    from watersmeet.audit import validate as audit
     from watersmeet.lake.location import Lake
     from watersmeet.quality.command import check_suites
 
     try:
         settings = load_settings(config)
     except ConfigurationError as error:
-        faults = [
-            Problem(what, where or str(config), fix or "correct the configuration")
-            for what, where, fix in [each.problem for each in (error, *error.more)]
-        ]
-        return [fault._asdict() for fault in faults], [], []
-    problems = check_kafka(settings)
+        faults = [each.problem for each in (error, *error.more)]
+        fix = "correct the configuration"
+        return [Problem(f.what, f.where or str(config), f.fix or fix) for f in faults], [], []
+    problems = audit.check_kafka(settings)
     is_answering = not any(problem.where.startswith("kafka") for problem in problems)
-    schema_problems = check_schemas(settings)
-    problems += schema_problems + check_registries(settings)
+    schema_problems = audit.check_schemas(settings)
+    problems += schema_problems + audit.check_registries(settings)
     preview: list[dict[str, Any]] = []
     warnings: list[Problem] = []
     # Without its schemas, silver has no columns.
     if not schema_problems:
+        lake, reader = Lake(settings), unchecked(settings)
         problems += check_suites(settings)
-        lake_problems, preview = check_lake(
-            Lake(settings),
-            unchecked(settings),
-            settings,
-            with_kafka=not problems,
-        )
-        problems += lake_problems
-        warnings += doubtful(settings, Lake(settings), unchecked(settings), with_kafka=is_answering)
+        in_lake, preview = audit.check_lake(lake, reader, settings, with_kafka=not problems)
+        problems += in_lake
+        warnings += audit.doubtful(settings, lake, reader, with_kafka=is_answering)
     if not problems:
-        key_problems, key_warnings = check_keys(settings, unchecked(settings))
-        problems += key_problems
+        problems, key_warnings = audit.check_keys(settings, unchecked(settings))
         warnings = key_warnings + warnings
-    return (
-        [problem._asdict() for problem in problems],
-        [warning._asdict() for warning in warnings],
-        preview,
-    )
+    return problems, warnings, preview
 
 
 @app.command("try", rich_help_panel=TRY)
@@ -235,9 +198,7 @@ def run(
         typer.Argument(show_choices=False, help="all, bronze, silver or gold."),
     ] = "all",
     config: Config = DEFAULT_CONFIG,
-    once: Annotated[
-        bool, typer.Option("--once", help="Handle everything available now, then exit.")
-    ] = False,
+    once: Once = False,
     log_format: Annotated[
         Literal["text", "json"],
         typer.Option(help="How the log is written to standard error; json: one object a line."),
@@ -260,7 +221,6 @@ def run(
         chosen = LAYERS if layers == "all" else (layers,)
 
         def begin() -> None:
-            """Run the layers until they are done or stopped."""
             with _ended_by_signals():
                 this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
             if once:
@@ -274,13 +234,7 @@ def run(
 
 
 @app.command(rich_help_panel=RUN)
-def repartition(
-    config: Config = DEFAULT_CONFIG,
-    once: Annotated[
-        bool, typer.Option("--once", help="Handle everything available now, then exit.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+def repartition(config: Config = DEFAULT_CONFIG, once: Once = False, as_json: Json = False) -> None:
     """Write the topics of sources that have `repartition`, by their merge keys, until stopped
     (SIGINT, SIGTERM), or once; changes data."""
     from watersmeet.monitoring.metrics import serving
@@ -299,7 +253,7 @@ def repartition(
 def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Show where every partition stands: heads, clock, lead, lag, and how many records ended
     where."""
-    from watersmeet.audit.status import status as find_status
+    from watersmeet.ask.status import status as find_status
 
     settings = load_settings(config)
     answer(find_status(reader_of(settings), settings), as_json, show.status_view)
@@ -311,15 +265,12 @@ def explain(
     key_json: KeyJson = None,
     as_of: Annotated[
         str | None,
-        typer.Option(
-            "--as-of", help="As of a version of silver, or a time such as 2026-01-01T00:00:00Z."
-        ),
+        typer.Option(help="As of a version of silver, or a time such as 2026-01-01T00:00:00Z."),
     ] = None,
     tenant: Annotated[
         str | None,
         typer.Option(
-            help="Of this tenant alone, where the key is one of several tenants.",
-            callback=as_utf_8,
+            help="Of this tenant alone, where the key is one of several tenants.", callback=as_utf_8
         ),
     ] = None,
     config: Config = DEFAULT_CONFIG,
@@ -327,13 +278,43 @@ def explain(
 ) -> None:
     """Show a key's merge records: their parts, how and when each was merged, and what became of
     them."""
-    from watersmeet.audit.explain import explain as explain_key
+    from watersmeet.ask.explain import explain as explain_key
 
     settings = load_settings(config)
-    merge_key = parse_key(key, key_json)
-    time = None if as_of is None else parse_as_of(as_of)
+    merge_key = arguments.parse_key(key, key_json)
+    time = None if as_of is None else arguments.parse_as_of("--as-of", as_of)
     facts = explain_key(reader_of(settings), settings, merge_key, time, tenant)
     answer(facts, as_json, show.explain_view)
+
+
+@app.command(rich_help_panel=LOOK)
+def sql(
+    query: Annotated[
+        str, typer.Argument(help="One query over the lake's tables and views.", callback=as_utf_8)
+    ],
+    at: Annotated[
+        str | None,
+        typer.Option(help="As of a version of silver, or a time such as 2026-01-01T00:00:00Z."),
+    ] = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="The rows as CSV, with a line of names before them.")
+    ] = False,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Run a query in SQL over the lake's tables and views, all of one moment; it only reads."""
+    from watersmeet.ask.sql import as_document, as_table, ask, write_csv
+
+    if as_csv and as_json:
+        raise ConfigurationError("two forms are named", where="--csv, --json", fix="give one")
+    settings = load_settings(config)
+    time = None if at is None else arguments.parse_as_of("--at", at)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the engine does not let Python end it
+    rows = ask(reader_of(settings), settings, query, time)
+    if as_csv:
+        write_csv(rows)
+    else:
+        answer({} if not as_json else as_document(rows), as_json, lambda _: as_table(rows))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -343,8 +324,7 @@ def verify(
         bool, typer.Option("--full", help="Compare every key with the merge model, not a sample.")
     ] = False,
     against: Annotated[
-        Path | None,
-        typer.Option("--against", help="Compare silver with a rebuild, and nothing else."),
+        Path | None, typer.Option(help="Compare silver with a rebuild, and nothing else.")
     ] = None,
     generation: Annotated[
         int | None, typer.Option(help="Of this generation; by default the newest, with --full all.")
@@ -381,14 +361,12 @@ def verify(
 
 @app.command(rich_help_panel=LOOK)
 def rebuild(
-    into: Annotated[Path, typer.Option("--into", help="A new folder for it.")],
+    into: Annotated[Path, typer.Option(help="A new folder for it.")],
     timeout: Annotated[
-        str | None,
-        typer.Option("--timeout", help="Another merge.timeout than the lake's, such as 60m."),
+        str | None, typer.Option(help="Another merge.timeout than the lake's, such as 60m.")
     ] = None,
     gap: Annotated[
-        str | None,
-        typer.Option("--gap", help="Another merge.window.gap than the lake's, with --max."),
+        str | None, typer.Option(help="Another merge.window.gap than the lake's, with --max.")
     ] = None,
     longest: Annotated[
         str | None,
@@ -409,13 +387,12 @@ def rebuild(
     from watersmeet.audit.rebuild import rebuild as derive_again
 
     settings = load_settings(config)
-    window = parse_window(timeout, gap, longest)
+    window = arguments.parse_window(timeout, gap, longest)
     lag_ms = None if lag is None else parse_duration(lag)
     with reporting() as reporter:
         reporter.begin("derives silver again")
-        reader = reader_of(settings)
         result = derive_again(
-            reader,
+            reader_of(settings),
             settings,
             into,
             window,
@@ -429,10 +406,10 @@ def rebuild(
 @app.command(rich_help_panel=CHANGE)
 def redrive(
     reason: Annotated[
-        str, typer.Option("--reason", help="Why they were refused, such as event_time_in_future.")
+        str, typer.Option(help="Why they were refused, such as event_time_in_future.")
     ],
     since: Annotated[
-        str | None, typer.Option("--since", help="Only what Kafka took at this time or later.")
+        str | None, typer.Option(help="Only what Kafka took at this time or later.")
     ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Do it; otherwise only show what would be sent.")
@@ -445,12 +422,9 @@ def redrive(
     from watersmeet.operations.redrive import Redrive
 
     settings = load_settings(config)
-    since_ms = None if since is None else parse_time_ms("--since", since)
-    answer(
-        Redrive(begun_reader_of(settings), settings, reason, since_ms).run(apply=apply),
-        as_json,
-        show.redrive_view,
-    )
+    since_ms = None if since is None else arguments.parse_time_ms("--since", since)
+    work = Redrive(begun_reader_of(settings, changes=apply), settings, reason, since_ms)
+    answer(work.run(apply=apply), as_json, show.redrive_view)
 
 
 @app.command(rich_help_panel=CHANGE)
@@ -478,9 +452,10 @@ def forget(
     from watersmeet.operations.forget import Forgetting, forgotten
 
     settings = load_settings(config)
-    merge_key = parse_key(key, key_json)
+    merge_key = arguments.parse_key(key, key_json)
     # A tombstone is sent for a key whose lake was lost, too.
-    reader = reader_of(settings) if apply and tombstone else begun_reader_of(settings)
+    reader_for = reader_of if apply and tombstone else begun_reader_of
+    reader = reader_for(settings, changes=apply)
     with reporting() as reporter:
         if apply:
             facts = forgotten(settings, merge_key, reporter, tenant, has_tombstone=tombstone)
@@ -494,13 +469,11 @@ def check(
     since: Annotated[
         int | None,
         typer.Option(
-            "--since",
-            min=0,
-            help="Look at everything since a version of silver, not since the last check.",
+            min=0, help="Look at everything since a version of silver, not since the last check."
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Also write an HTML page with the results.")
+        Path | None, typer.Option(help="Also write an HTML page with the results.")
     ] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
@@ -519,15 +492,15 @@ def check(
 
 @app.command(rich_help_panel=LOOK)
 def report(
-    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page with charts of the lake: clocks, leads, throughput, delays, what was
     refused, match rates."""
-    from watersmeet.audit.page import check_writable, write_page
-    from watersmeet.audit.report import read_report
-    from watersmeet.audit.report_page import page
+    from watersmeet.ask.page import check_writable, write_page
+    from watersmeet.ask.report import read_report
+    from watersmeet.ask.report_page import page
     from watersmeet.running.owner import now_ms
 
     settings = load_settings(config)
@@ -539,7 +512,7 @@ def report(
 @app.command(rich_help_panel=CHANGE)
 def reset(
     to: Annotated[
-        str, typer.Option("--to", help="earliest, latest, or a time such as 2026-01-01T00:00:00Z.")
+        str, typer.Option(help="earliest, latest, or a time such as 2026-01-01T00:00:00Z.")
     ],
     yes: Annotated[
         bool, typer.Option("--yes", help="Do it; otherwise only show what would be done.")
@@ -549,13 +522,15 @@ def reset(
 ) -> None:
     """Continue reading somewhere else, with fresh state; says first what would be skipped or read
     again; changes data with --yes."""
+    from watersmeet.core.sequence import CORRECTED, MERGED
+    from watersmeet.lake.published import last_tails
     from watersmeet.run import LAYERS, Run
-    from watersmeet.running.beginnings import read_last_published
+    from watersmeet.running.beginnings import read_last_published, sequence_topics
     from watersmeet.running.generations import Jump, targets_of
     from watersmeet.running.owner import Owner
 
     settings = load_settings(config)
-    target = parse_target(to)
+    target = arguments.parse_target(to)
     with reporting() as reporter:
         this_run = Run(settings, LAYERS, reporter)
         lake_settings = this_run.settings
@@ -565,13 +540,21 @@ def reset(
             with this_run.take_layers() as layer_set:
                 owner = layer_set.owner
                 tails = [each.recover() for each in (layer_set.gold, *layer_set.corrections)]
-                jump = Jump(owner, lake_settings, partitions, str(target), targets, *tails)
+                if not layer_set.corrections:  # the lake may have made some
+                    tails.append(last_tails(owner.engine.reader, CORRECTED))
+                topics = sequence_topics(lake_settings)
+                jump = Jump(
+                    owner, lake_settings, partitions, str(target), targets, *tails, topics=topics
+                )
                 facts = {**jump.preview(), "done": True}
                 jump.commit()
         else:
             owner = Owner(this_run.engine)  # without a lease: it only reads
-            sink_tails = read_last_published(owner.engine.reader, lake_settings, partitions)
-            jump = Jump(owner, lake_settings, partitions, str(target), targets, sink_tails)
+            tails = [
+                read_last_published(owner.engine.reader, lake_settings, partitions, sequence)
+                for sequence in (MERGED, CORRECTED)
+            ]
+            jump = Jump(owner, lake_settings, partitions, str(target), targets, *tails)
             facts = {**jump.preview(), "done": False}
     answer(facts, as_json, show.reset_view)
 
@@ -591,7 +574,7 @@ def evolve(
 
     settings = load_settings(config)
     with reporting() as reporter:
-        reader = begun_reader_of(settings)
+        reader = begun_reader_of(settings, changes=apply)
         changes = record(reader, settings, reporter) if apply else preview(reader, settings)
     answer(changes, as_json, show.evolve_view)
     if changes["problems"]:
@@ -604,10 +587,10 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     so by itself; changes data."""
     from watersmeet.lake.maintenance import maintain as maintain_tables
     from watersmeet.run import LAYERS, Run
-    from watersmeet.running.ownership import kept_by
+    from watersmeet.running.owner import kept_by
 
     settings = load_settings(config)
-    begun_reader_of(settings)
+    begun_reader_of(settings, changes=True)
     with reporting() as reporter:
         this_run = Run(settings, LAYERS, reporter)
         names = [name for layer in LAYERS for name in kept_by(layer, this_run.settings)]
@@ -636,16 +619,11 @@ def demo(
 
 
 def _set_by_signals(*stopping: threading.Event) -> None:
-    """Set these events on SIGINT and SIGTERM, so that the work under way is finished.
-
-    A thread sets them. A handler would run in the main thread, and wait for ever where that holds
-    the lock of an event, as it does for moments while it waits for it. `SimpleQueue.put` may be
-    called at any moment.
-    """
+    # A thread sets the events. A handler would run in the main thread, and wait for ever where that
+    # holds the lock of an event; `SimpleQueue.put` may be called at any moment.
     signals = queue.SimpleQueue[int]()
 
     def stop() -> None:
-        """Set every event, after each signal."""
         while signals.get():
             for event in stopping:
                 event.set()
@@ -657,16 +635,11 @@ def _set_by_signals(*stopping: threading.Event) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the command at once, inside the `with` block.
-
-    An engine may take long to start, and owns nothing yet. Spark installs a handler of SIGINT of
-    its own on the way, which raises KeyboardInterrupt; afterwards the signals do what they did
-    before. Where Python ignores exceptions (in a hook of a fork, or a finalizer), a signal ends the
-    command a moment later.
-    """
-
+    # An engine may take long to start, and owns nothing yet. Spark installs a handler of SIGINT of
+    # its own on the way, which raises KeyboardInterrupt; afterwards the signals do what they did
+    # before. Where Python ignores exceptions (in a hook of a fork, or a finalizer), a signal ends
+    # the command a moment later.
     def hear_again(ignored: sys.UnraisableHookArgs) -> None:
-        """Raise what a handler has raised once more, outside of what has ignored it."""
         if isinstance(ignored.exc_value, SystemExit | KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.05)
         else:
@@ -695,25 +668,25 @@ def main() -> None:
     write_in_any_encoding()
     os.umask(os.umask(0) | OF_OTHERS)
     try:
-        if status := call(app):
+        if status := usage.call(app):
             sys.exit(status)
     except SystemExit as done:
         if done.code:  # some job runners treat even SystemExit(0) as a failure
             raise
     except typer.TyperException as error:
-        _fail(usage_sentence(error), error.exit_code)
-    except WatersmeetError as error:
-        _fail(str(error), error.exit_code)
+        _fail(usage.usage_sentence(error), error.exit_code)
     except BaseException as error:  # last resort: a stack trace is only shown on request
+        known = no_room(error) or (error if isinstance(error, WatersmeetError) else None)
+        if known is not None:
+            _fail(str(known), known.exit_code)
         logging.getLogger("watersmeet").debug("stack trace", exc_info=True)
         _fail(root_cause(error), 2 if missing_package(error) else 1)
 
 
 def _fail(sentence: str, exit_code: int) -> None:
     if logs_are_json():
-        logging.getLogger("watersmeet").error(
-            "%s", sentence, extra={"facts": {"exit_status": exit_code}}
-        )
+        facts = {"exit_status": exit_code}
+        logging.getLogger("watersmeet").error("%s", sentence, extra={"facts": facts})
     else:
         sys.stderr.write(f"watersmeet: {without_controls(sentence)}\n")
     sys.exit(exit_code)

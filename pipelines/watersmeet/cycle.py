@@ -17,8 +17,7 @@ from watersmeet.core.sequence import CORRECTED
 from watersmeet.core.times import time_text
 from watersmeet.engine import Running
 from watersmeet.gold import Gold
-from watersmeet.kafka.cluster import Cluster
-from watersmeet.kafka.ends import Topics, ends_of
+from watersmeet.kafka.cluster import Cluster, Topics, ends_of
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
 from watersmeet.lake.lease import Lease
@@ -26,8 +25,7 @@ from watersmeet.lake.maintenance import Maintenance
 from watersmeet.operations.retention import expire
 from watersmeet.running.dead_letters import DeadLetters
 from watersmeet.running.next_offsets import NextOffsets
-from watersmeet.running.owner import Owner
-from watersmeet.running.ownership import kept_by
+from watersmeet.running.owner import Owner, kept_by
 from watersmeet.silver import Silver
 
 if TYPE_CHECKING:
@@ -163,7 +161,6 @@ class Cycle:
             self._publish()
 
     def _merge(self) -> None:
-        """Merge everything that is available."""
         for plan in self._batches(self.silver.drain):
             offsets = sum(done.size for done in plan.ranges.values())
             clock = min(plan.clocks.values(), default=None)
@@ -197,11 +194,9 @@ class Cycle:
                 self._run.runner.retry(self._maintenance["gold"].after_commit)
 
     def _batches(self, drain: Callable[[Callable[[], bool]], Iterator[T]]) -> Iterator[T]:
-        """Yield the batches of a layer, each tried again after trouble that may pass."""
         batches = drain(self._run.stopping.is_set)
 
         def next_batch() -> T | None:
-            """Return the next batch, or None where there is none."""
             nonlocal batches
             try:
                 return next(batches, None)

@@ -1,8 +1,6 @@
 """Dry run: applies a configuration's rules to records, without Kafka and without a lake.
 
-It serves to try rules and to test them. Every decision is made by the functions that the layers
-call: `core.reading` reads the records, `core.plan` and `core.merge` merge them, the user's SQL
-expressions judge them, and `core.sequence` makes the messages. The records are one batch, since the
+Every decision is made by the functions that the layers call. The records are one batch, since the
 output does not depend on how the input is cut. With `close`, time goes on after the last record
 until every merge record has timed out, as if every source sent a heartbeat from far ahead.
 """
@@ -11,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -41,30 +40,24 @@ from watersmeet.core.corrections import (
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId, input_of_part, of_source
 from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied, silver_schema
-from watersmeet.core.plan import (
-    NOTHING_AVAILABLE,
-    Available,
-    Cursor,
-    Rules,
-    TopicPartition,
-    plan_batch,
-)
+from watersmeet.core.plan import NOTHING_AVAILABLE, Available, Cursor, TopicPartition, plan_batch
 from watersmeet.core.reading import KAFKA, read_records
 from watersmeet.core.repeated import DUPLICATE_SCHEMA
 from watersmeet.core.repeated import ID as RECORD_ID
 from watersmeet.core.sequence import CORRECTED, ID, LATE, MERGED, SEQ, VERSION
 from watersmeet.core.sequence import TENANT as TENANT_HEADER
 from watersmeet.core.silver import with_status
-from watersmeet.core.step import State, step
+from watersmeet.core.state import State
+from watersmeet.core.step import step
+from watersmeet.core.times import epoch_ms
 from watersmeet.core.too_large import EXCESS
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake.table_reader import normalise
-from watersmeet.running.batches import batch_of
 from watersmeet.running.correcting import validated_corrections, without
 from watersmeet.running.lake_sequence import values_under
-from watersmeet.running.planning import by_partition
+from watersmeet.running.planning import batch_of, by_partition
 from watersmeet.settings import Settings, load_settings
 
 LARGEST_PARTITION: Final = 2**31 - 1
@@ -75,6 +68,9 @@ _AT_END: Final = 1
 """Number of the batch in which time goes on after the last record."""
 
 _OF_MERGE_RECORDS: Final = ("open", "waiting", "timed_out")
+
+_OTHERS: Final = {"late": LATE_SCHEMA, "duplicate": DUPLICATE_SCHEMA, "excess": EXCESS}
+"""By status the columns of records that are in no merge record."""
 
 _RECORD: Final = ("merge_key", *TENANT.names, "event_time")
 """Columns of a record that is not published."""
@@ -89,11 +85,10 @@ _Sent: TypeAlias = tuple[str, int, "bytes | Mapping[str, Any]"]
 def try_file(
     configuration: Settings | Path | str, file: Path, *, close: bool = True
 ) -> dict[str, Any]:
-    """Return `try_records` of a file with a JSON object in each line.
+    """Return `try_records` of a file with a JSON object in each line, `line` its number there.
 
-    `line` is the number of the line there. Blank lines are skipped. A value that is an object is
-    sent as compact JSON, with its numbers as they are spelled. A value that is text is sent as it
-    is.
+    Blank lines are skipped. A value that is an object is sent as compact JSON, with its numbers as
+    they are spelled, and text as it is.
     """
     return _tried(configuration, _lines(file), close=close)
 
@@ -135,11 +130,8 @@ def try_records(
 
     Raises ConfigurationError if the configuration or a record is not what it should be.
     """
-    return _tried(
-        configuration,
-        ((f"record {n}", n, record) for n, record in enumerate(records, 1)),
-        close=close,
-    )
+    numbered = ((f"record {n}", n, record) for n, record in enumerate(records, 1))
+    return _tried(configuration, numbered, close=close)
 
 
 class SentRecord(NamedTuple):
@@ -172,14 +164,11 @@ def _lines(file: Path) -> list[_Sent]:
 
 
 def _tried(
-    configuration: Settings | Path | str,
-    sent: Iterable[_Sent],
-    *,
-    close: bool,
+    configuration: Settings | Path | str, sent: Iterable[_Sent], *, close: bool
 ) -> dict[str, Any]:
-    settings = (
-        configuration if isinstance(configuration, Settings) else load_settings(Path(configuration))
-    )
+    settings = configuration
+    if not isinstance(settings, Settings):
+        settings = load_settings(Path(settings))
     avro = {
         name: replace(source.avro_schema, writers=None)
         for name, source in settings.sources.items()
@@ -206,8 +195,6 @@ def _tried(
 
 
 class _WrongError(ValueError):
-    """A record is not what it should be: what is wrong, and how to fix it."""
-
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(what)
         self.what = what
@@ -218,7 +205,7 @@ def _checked_records(
     settings: Settings, sent: Iterable[_Sent]
 ) -> Iterator[tuple[str, int, SentRecord]]:
     encoders = {
-        name: encoder(source.avro_schema.text)
+        name: partial(_avro, encoder(source.avro_schema.text))
         for name, source in settings.sources.items()
         if source.avro_schema
     }
@@ -231,7 +218,7 @@ def _checked_records(
 
 
 def _parsed(text: bytes) -> Mapping[str, Any]:
-    """Return a line's object, with its value as it is sent, unless that is text or null."""
+    # The value is text as it is sent, or null.
     try:
         parsed = json.loads(text, parse_constant=_no_constant)
         if isinstance(parsed, dict) and not isinstance(parsed.get("value"), (str, type(None))):
@@ -254,7 +241,7 @@ def _no_constant(name: str) -> None:
 
 
 def _checked(
-    record: Mapping[str, Any], settings: Settings, encoders: Mapping[str, Callable[[Any], bytes]]
+    record: Mapping[str, Any], settings: Settings, encoders: Mapping[str, Callable[..., Any]]
 ) -> SentRecord:
     for field in record:
         if field not in _FIELDS:
@@ -280,14 +267,12 @@ def _checked(
         )
     if time_ms is not None and (type(time_ms) is not int or not 0 <= time_ms <= LARGEST_TIME_MS):
         raise _WrongError(
-            f"`timestamp` is `{time_ms}`",
-            "write whole milliseconds since 1970, or leave it out",
+            f"`timestamp` is `{time_ms}`", "write whole milliseconds since 1970, or leave it out"
         )
     readers = [i.source for i in settings.inputs if i.topic == topic]
     if time_ms is None and any(settings.sources[reader].time is None for reader in readers):
         raise _WrongError(
-            "`timestamp` is missing, which is the event time",
-            "add it, in milliseconds since 1970",
+            "`timestamp` is missing, which is the event time", "add it, in milliseconds since 1970"
         )
     headers = record.get("headers") or {}
     if not isinstance(headers, Mapping):
@@ -295,12 +280,9 @@ def _checked(
     sent: list[tuple[str, str | bytes | None]] = [
         (str(name), _bytes("headers", value)) for name, value in headers.items()
     ]
-    value = (
-        _avro(encoders[source], record["value"])
-        if source in encoders
-        else _bytes("value", record["value"])
-    )
-    return SentRecord(topic, partition, time_ms, _bytes("key", record.get("key")), value, sent)
+    key = _bytes("key", record.get("key"))
+    encode = encoders.get(source, partial(_bytes, "value"))
+    return SentRecord(topic, partition, time_ms, key, encode(record["value"]), sent)
 
 
 def _avro(encode: Callable[[Any], bytes], value: object) -> bytes | None:
@@ -320,12 +302,9 @@ def _bytes(name: str, value: object) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     try:
-        text = (
-            value
-            if isinstance(value, str)
-            else json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        )
-        return text.encode()
+        if not isinstance(value, str):
+            value = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return value.encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise _WrongError(f"`{name}` cannot be sent ({error})", "write it as text") from None
 
@@ -335,7 +314,6 @@ def _bronze(
     rows: Mapping[InputId, list[tuple[Any, ...]]],
     avro: Mapping[str, AvroSchema],
 ) -> pa.Table:
-    """Return the records of all sources as they are read: bronze's columns and `source`."""
     tables = []
     for (source, _), input_rows in rows.items():
         columns = list(zip(*input_rows, strict=True)) or [()] * len(KAFKA)
@@ -374,28 +352,24 @@ class DryRun:
             for p in partitions
         }
         types = {name: source.value_type for name, source in self.settings.sources.items()}
-        has_ids = self.settings.has_ids
-        silver = silver_schema(types, self.settings.inputs, has_ids=has_ids).empty_table()
-        late = LATE_SCHEMA.empty_table()
+        inputs, has_ids = self.settings.inputs, self.settings.has_ids
+        silver = silver_schema(types, inputs, has_ids=has_ids).empty_table()
         pending = LATE_SCHEMA.empty_table()
-        corrections = correction_schema(types, self.settings.inputs, has_ids=has_ids).empty_table()
+        corrections = correction_schema(types, inputs, has_ids=has_ids).empty_table()
         too_many = corrections
-        duplicates = DUPLICATE_SCHEMA.empty_table()
-        excess = EXCESS.empty_table()
-        merge_settings = self.settings.merge
-        rules = Rules(
-            merge_settings.window,
-            lag_ms=merge_settings.tenant_max_lag_ms,
-            bounds=merge_settings.bounds,
-        )
-        state = State(0, cursors, {})
+        others = {status: schema.empty_table() for status, schema in _OTHERS.items()}
+        rules = self.settings.merge.rules
+        state = State(0, cursors, {}, rules)
         clocks = {}
         for number in range(1 + close):
             idle = self._far_ahead(state.cursors) if number == _AT_END else {}
-            available = self._available(state.cursors, idle)
+            state = state.deciding(
+                (tp, decision) for tp, beats in idle.items() for decision in beats
+            )
+            available = self._available(state)
             plan = plan_batch(number, state.cursors, available, state.clocks, rules)
             if plan is not None:
-                batch = batch_of(plan, self.settings, rules, idle, self.avro, self.settings)
+                batch = batch_of(plan, self.settings, state, self.avro, self.settings)
                 is_finished = pc.equal(silver["status"], "timed_out")
                 unfinished = silver.filter(pc.invert(is_finished))
                 done = step(state, batch, self._timed, unfinished)
@@ -409,19 +383,21 @@ class DryRun:
                 silver = pa.concat_tables(
                     [silver.filter(is_finished), applied(unfinished, changed.filter(merged))]
                 )
-                new = with_status(changed, "late").select(LATE_SCHEMA.names)
-                late = pa.concat_tables([late, new])
-                repeated = with_status(changed, "duplicate").select(DUPLICATE_SCHEMA.names)
-                duplicates = pa.concat_tables([duplicates, repeated])
-                large = with_status(changed, "excess").select(EXCESS.names)
-                excess = pa.concat_tables([excess, large])
-                pending = pa.concat_tables([pending, new.filter(pc.is_valid(new["u"]))])
+                new = {
+                    status: with_status(changed, status).select(schema.names)
+                    for status, schema in _OTHERS.items()
+                }
+                awaited = new["late"].filter(pc.is_valid(new["late"]["u"]))
+                pending = pa.concat_tables([pending, awaited])
                 now = settled(pending, done.clocks, plan.clocks, rules)
                 made = self._corrected(now, silver, corrections, batch)
                 pending = without(pending, now.rows)
                 corrections = pa.concat_tables([corrections, made.corrections])
                 too_many = pa.concat_tables([too_many, made.not_corrected])
-                duplicates = pa.concat_tables([duplicates, made.duplicates])
+                new["duplicate"] = pa.concat_tables([new["duplicate"], made.duplicates])
+                others = {
+                    status: pa.concat_tables([rows, new[status]]) for status, rows in others.items()
+                }
                 state = done.state
             clocks[number] = state.clocks
         silver = silver.sort_by(
@@ -432,10 +408,12 @@ class DryRun:
             "records": self._records(silver.filter(pc.not_equal(silver["status"], "waiting"))),
             "messages": list(self._messages(MERGED, silver)),
             "corrections": list(self._messages(CORRECTED, corrections)),
-            "late": self._described(late, *_RECORD, "position"),
+            "late": self._described(others["late"], *_RECORD, "position"),
             "too_many": self._described(as_silver(too_many), *_RECORD),
-            "duplicates": self._described(duplicates, *_RECORD, "id", "of_offset", "is_late"),
-            "excess": self._described(excess, *_RECORD),
+            "duplicates": self._described(
+                others["duplicate"], *_RECORD, "id", "of_offset", "is_late"
+            ),
+            "excess": self._described(others["excess"], *_RECORD),
             "quarantined": self._described(
                 self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
             ),
@@ -444,7 +422,6 @@ class DryRun:
         }
 
     def _corrected(self, late: Settled, silver: pa.Table, before: pa.Table, batch: Batch) -> Made:
-        """Return what settled late records make; `before`: the corrections so far."""
         gaps_ms = np.full(late.rows.num_rows, batch.rules.window.gap_ms)
         max_versions = np.full(late.rows.num_rows, self.settings.publish.max_versions)
         closed = silver.filter(pc.equal(silver["status"], "timed_out"))
@@ -454,78 +431,56 @@ class DryRun:
 
     @property
     def _timed(self) -> pa.Table:
-        """The records that have a time."""
         columns = [*RECORD_SCHEMA.names, *([RECORD_ID.name] if self.settings.has_ids else [])]
         return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select(columns)
 
-    def _available(
-        self,
-        cursors: Mapping[TopicPartition, Cursor],
-        idle: Mapping[TopicPartition, Sequence[IdleDecision]],
-    ) -> dict[TopicPartition, Available]:
-        """Return the records that the merge has not consumed yet, with these heartbeats."""
+    def _available(self, state: State) -> dict[TopicPartition, Available]:
         available: dict[TopicPartition, Available] = {}
         for input_id in self.settings.inputs:
             input_rows = self._of_input(input_id).select(["partition", "offset", "event_time"])
             ahead = {
                 tp.partition: (cursor.next_offset, MAX_TIME)
-                for tp, cursor in cursors.items()
+                for tp, cursor in state.cursors.items()
                 if tp.input == input_id
             }
             available |= by_partition(input_id, normalise(input_rows), ahead)
         return available | {
-            tp: available.get(tp, NOTHING_AVAILABLE).with_idle(beats) for tp, beats in idle.items()
+            tp: available.get(tp, NOTHING_AVAILABLE).with_idle(beats)
+            for tp, beats in state.idle.items()
         }
 
     def _far_ahead(
         self, cursors: Mapping[TopicPartition, Cursor]
     ) -> dict[TopicPartition, list[IdleDecision]]:
-        """Return a heartbeat after the last record of every topic-partition that times everything
-        out.
-        """
+        # A heartbeat after the last record of every topic-partition times everything out.
         rules = self.settings.merge
-        last = (
-            max(normalise(self._timed)["event_time"].to_pylist(), default=0) + rules.longest_ms + 1
-        )
-        last += rules.window.gap_ms  # by then, late records are settled
+        newest = max(normalise(self._timed)["event_time"].to_pylist(), default=0)
+        # By then, late records are settled.
+        last = newest + rules.longest_ms + 1 + rules.window.gap_ms
         records = Counter(TopicPartition(input_id, p) for input_id, p, _ in self.lines)
         return {tp: [IdleDecision(records[tp] - 1, last)] for tp in cursors}
 
     # -- the answer's parts
 
     def _records(self, silver: pa.Table) -> list[dict[str, Any]]:
-        columns = [
-            "partition",
-            "merge_key",
-            "event_time",
-            "last_event_time",
-            "status",
-            "valid",
-            "invalid_reason",
-            "batch",
-        ]
-        columns += self._shown(*DUE.names, *TENANT.names)
+        columns = ["partition", "event_time", "last_event_time", "status", "valid"]
+        columns += ["invalid_reason", *self._shown(*DUE.names, *TENANT.names)]
+        every = ["merge_key", "batch", *columns, *self.settings.sources]
         records = []
-        for row in normalise(silver.select([*columns, *self.settings.sources])).to_pylist():
-            batch = row.pop("batch")
-            parts = self._parts_of(row)
-            for source in self.settings.sources:
-                del row[source]
-            at_end = batch == _AT_END and row["status"] == "timed_out"
-            part_rows = [
+        for row in normalise(silver.select(every)).to_pylist():
+            at_end = row["batch"] == _AT_END and row["status"] == "timed_out"
+            parts = [
                 {
                     **self._place(input_id, row["partition"], part["offset"]),
-                    "event_time": round(part["event_time"].timestamp() * 1000),
+                    "event_time": epoch_ms(part["event_time"]),
                 }
-                for input_id, part in parts
+                for input_id, part in self._parts_of(row)
             ]
-            records.append(
-                {"key": row.pop("merge_key"), **row, "at_end": at_end, "parts": part_rows}
-            )
+            shown = {name: row[name] for name in columns}
+            records.append({"key": row["merge_key"], **shown, "at_end": at_end, "parts": parts})
         return records
 
     def _messages(self, sequence: sequences.Sequence, rows: pa.Table) -> Iterator[dict[str, Any]]:
-        """Yield the messages that gold would send of rows of a sequence's table, by partition."""
         for name, value in sequence.with_message.items():
             rows = rows.filter(pc.equal(rows[name], value))
         for partition in sorted(pc.unique(rows["partition"]).to_pylist()):
@@ -535,7 +490,6 @@ class DryRun:
             yield from (self._message(partition, message) for message in made.to_pylist())
 
     def _message(self, partition: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message as the answer has it."""
         headers = {header["key"]: header["value"].decode() for header in row["headers"]}
         text = None if row["value"] is None else row["value"].decode(errors="backslashreplace")
         place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID]}
@@ -549,7 +503,6 @@ class DryRun:
     def _waiting(
         self, cursors: Mapping[TopicPartition, Cursor], silver: pa.Table
     ) -> list[dict[str, Any]]:
-        """Return the records that the clock (with tenants, their tenant's) has not reached."""
         rows = self.bronze.filter(pc.is_valid(self.bronze["merge_key"]))
         positions = dict[RecordPlace, int]()
         for row in normalise(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
@@ -568,7 +521,6 @@ class DryRun:
         return waiting
 
     def _of_input(self, input_id: InputId) -> pa.Table:
-        """Return the records of an input."""
         is_its = (pc.equal(self.bronze[name], text) for name, text in input_id._asdict().items())
         return self.bronze.filter(pc.and_(*is_its))
 
@@ -579,25 +531,20 @@ class DryRun:
         return {"records": len(rows), "heartbeats": beats, "skipped": skipped}
 
     def _described(self, rows: pa.Table, *columns: str) -> list[dict[str, Any]]:
-        """Return records in the order in which they came: their coordinates, and some columns."""
         described = []
         shown = self._shown(*columns)
-        for row in normalise(
-            rows.select(["source", "topic", "partition", "offset", *shown])
-        ).to_pylist():
+        every = ["source", "topic", "partition", "offset", *shown]
+        for row in normalise(rows.select(every)).to_pylist():
             input_id = InputId(row["source"], row["topic"])
             place = self._place(input_id, row["partition"], row["offset"])
-            described.append(
-                {**place, **{"key" if name == "merge_key" else name: row[name] for name in shown}}
-            )
+            facts = {"key" if name == "merge_key" else name: row[name] for name in shown}
+            described.append({**place, **facts})
         return sorted(described, key=itemgetter("line"))
 
     def _shown(self, *names: str) -> list[str]:
-        """Return the names that are not hidden in this lake."""
         return [name for name in names if name not in self.settings.hidden_names]
 
     def _parts_of(self, row: Mapping[str, Any]) -> list[tuple[InputId, dict[str, Any]]]:
-        """Return the parts of a row of silver, each with its input."""
         return [
             (input_of_part(self.settings.inputs, source, part), part)
             for source in self.settings.sources
@@ -605,9 +552,5 @@ class DryRun:
         ]
 
     def _place(self, input_id: InputId, partition: int, offset: int) -> dict[str, Any]:
-        return {
-            **input_id._asdict(),
-            "partition": partition,
-            "offset": offset,
-            "line": self.lines[input_id, partition, offset],
-        }
+        place = {**input_id._asdict(), "partition": partition, "offset": offset}
+        return {**place, "line": self.lines[input_id, partition, offset]}

@@ -1,11 +1,13 @@
-"""The errors that a user may meet.
+"""The classes of errors that a user may meet, and what caused an error of a library.
 
-Each says what is wrong, where, and how to fix it: as facts for programs, and together as one
-sentence for people.
+An error says what is wrong, where, and how to fix it: as facts for programs, and together as one
+sentence for people. The sentence is written where the error is raised.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +17,7 @@ from urllib.parse import urlsplit
 
 
 class Problem(NamedTuple):
-    """Something that is wrong: what, where (such as a field of the configuration, an option, a
-    topic, a table; empty where `what` says it), and how to fix it (empty where nothing can be
-    advised).
-    """
+    """What is wrong, where (nothing if `what` says it), and how to fix it, if known."""
 
     what: str
     where: str = ""
@@ -46,10 +45,7 @@ class WatersmeetError(Exception):
         super().__init__(str(self.problem))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the error as its message and its facts, whatever arguments its class takes.
-
-        So it arrives unchanged in another process.
-        """
+        """Pickle the error as its message and its facts, whatever arguments its class takes."""
         return _restored, (type(self), self.args, vars(self))
 
 
@@ -62,8 +58,7 @@ def _restored(
 
 
 class ConfigurationError(WatersmeetError):
-    """The configuration, a schema or a topic is not what it must be (exit status 2); nothing was
-    started."""
+    """Configuration, schema or topic is not what it must be (status 2); nothing was started."""
 
     exit_code = 2
     more: Sequence[ConfigurationError] = ()
@@ -87,32 +82,13 @@ class KafkaTransientError(WatersmeetError):
 class KafkaUnreachableError(KafkaTransientError):
     """No broker answered at the configured address within the time given."""
 
-    def __init__(self, bootstrap_servers: str, detail: str, fix: str | None = None) -> None:
-        usual = (
-            "start it, or correct kafka.bootstrap_servers, or security.protocol and the ssl. "
-            "options in kafka.options"
-        )
-        super().__init__(
-            f"no Kafka broker answers at {bootstrap_servers} ({detail})", fix=fix or usual
-        )
-        self.bootstrap_servers = bootstrap_servers
-
 
 class KafkaUnsettledError(KafkaTransientError):
     """A broker cannot serve a request just now: leaders or coordinators move while one is away."""
 
-    def __init__(self, bootstrap_servers: str, resource: str, detail: str) -> None:
-        super().__init__(
-            f"Kafka at {bootstrap_servers} cannot serve {resource} just now ({detail})",
-            fix="if this goes on, look whether one of its brokers is down",
-        )
-        self.bootstrap_servers = bootstrap_servers
-        self.resource = resource
-
 
 class KafkaAccessError(WatersmeetError):
-    """Kafka refused the client: its password, a certificate or a missing permission. Waiting does
-    not help."""
+    """Kafka refused the client, its password, certificate or permissions. Waiting is no help."""
 
 
 class KafkaRequestError(WatersmeetError):
@@ -124,16 +100,6 @@ class OpenTransactionError(KafkaRequestError):
 
     retriable = True
 
-    def __init__(self, topic: str, partition: int, offset: int) -> None:
-        super().__init__(
-            f"{topic}[{partition}] has an open transaction of another producer at offset "
-            f"{offset}, behind which nothing can be read",
-            fix="try again when it has ended",
-        )
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-
 
 def address_of(url: str) -> str:
     """Return the scheme, host and port of a URL; the rest of it may be a secret."""
@@ -142,10 +108,7 @@ def address_of(url: str) -> str:
 
 
 class RegistryError(WatersmeetError):
-    """A schema registry is in trouble, or lacks what records need.
-
-    Messages name only the scheme, host and port of its URL, which may hold a token.
-    """
+    """A schema registry is in trouble, or lacks what records need; its URL may hold a token."""
 
     party = "registry"
 
@@ -160,14 +123,10 @@ class RegistryUnreachableError(RegistryError):
             f"the schema registry does not answer at {address_of(url)} ({detail})",
             fix="start it, or correct the source's registry",
         )
-        self.address = address_of(url)
 
 
 class UnknownWriterSchemaError(RegistryError):
-    """A record names a schema that the registry does not have.
-
-    It may still arrive, since registries are copied from others.
-    """
+    """A record names a schema that the registry does not have, or not yet."""
 
     retriable = True
     passed = "goes on"
@@ -180,22 +139,16 @@ class UnknownWriterSchemaError(RegistryError):
             f"{address_of(url)} does not have",
             fix="register it there under this id, or jump over the record with `watersmeet reset`",
         )
-        self.address = address_of(url)
-        self.schema_id = schema_id
 
 
 class RegistryAccessError(RegistryError):
-    """The schema registry refused the client: a wrong password or certificate, or no permission.
-
-    Waiting does not help.
-    """
+    """The registry refused the client, or it lacks a permission. Waiting does not help."""
 
     def __init__(self, url: str, detail: str) -> None:
         super().__init__(
             f"the schema registry at {address_of(url)} refuses ({detail})",
             fix="correct the options of the source's registry",
         )
-        self.address = address_of(url)
 
 
 class StoreError(WatersmeetError):
@@ -209,38 +162,13 @@ class StoreUnreachableError(StoreError):
 
     retriable = True
 
-    def __init__(self, address: str) -> None:
-        super().__init__(
-            f"the object store of {address} does not answer",
-            fix="start it, or correct its endpoint in `storage`",
-        )
-        self.address = address
-
 
 class StoreAccessError(StoreError):
-    """The object store refused the client: its credentials, or a missing permission. Waiting does
-    not help."""
-
-    def __init__(self, address: str, doing: str) -> None:
-        super().__init__(
-            f"the object store refuses {doing} at {address}: the credentials are wrong, or "
-            "lack the permission",
-            fix="correct them in `storage` or the environment",
-        )
-        self.address = address
-        self.doing = doing
+    """The object store refused the client, or it lacks a permission. Waiting does not help."""
 
 
 class MissingPackageError(ConfigurationError):
     """A package that belongs to an extra of Watersmeet is not installed."""
-
-    def __init__(self, package: str, extra: str, otherwise: str = "") -> None:
-        super().__init__(
-            f'the package {package} is not installed: `pip install "watersmeet[{extra}]"` brings '
-            f"it{otherwise}"
-        )
-        self.package = package
-        self.extra = extra
 
 
 class ArtifactsError(WatersmeetError):
@@ -252,163 +180,80 @@ class BrokerError(WatersmeetError):
 
 
 class LeaseTakenError(WatersmeetError):
-    """Another live process writes this layer of the lake.
-
-    `change`: the command of that process, if it is one that changes the lake.
-    """
+    """Another live process, perhaps a command (`change`), writes this layer of the lake."""
 
     def __init__(
         self, layer: str, place: str, host: str, pid: int, change: str | None = None
     ) -> None:
-        stop = "a layer has one owner at a time; stop that one first"
         wait = (
             f"`watersmeet {change}` has it for a moment; try again when that one has ended, or "
             "call it again if it was cut short"
         )
         super().__init__(
             f"{layer} of {place} is being written by process {pid} on {host}: "
-            f"{wait if change else stop}"
+            f"{wait if change else 'a layer has one owner at a time; stop that one first'}"
         )
-        self.layer = layer
-        self.host = host
-        self.pid = pid
         self.change = change
 
 
 class LeaseLostError(WatersmeetError):
-    """Another process took over this one's layers; nothing that this one did since was kept.
-
-    This one was silent for too long, or made way for a command (`change`).
-    """
+    """Another process, perhaps a command (`change`), took over; nothing done since was kept."""
 
     def __init__(self, place: str, change: str | None = None) -> None:
-        by = "another process while this one was silent"
-        what = "run only one of the two"
-        if change is not None:
-            by = f"`watersmeet {change}`"
-            what = "start it again"
+        by = f"`watersmeet {change}`" if change else "another process while this one was silent"
         super().__init__(
             f"{place} has been taken over by {by}: this one is fenced and writes nothing more",
-            fix=what,
+            fix="start it again" if change else "run only one of the two",
         )
         self.change = change
 
 
-class CommitRepeatedError(WatersmeetError):
-    """A commit that was tried again had already been made by the first try, with other content.
-
-    The table says what was committed, so its owner reads that and goes on.
-    """
+class LakeTransientError(WatersmeetError):
+    """A table changed, or lacked something, while it was worked on; the next try reads it anew."""
 
     retriable = True
     party = "lake"
     passed = "goes on"
 
-    def __init__(self, table: str, place: str) -> None:
-        super().__init__(
-            f"a commit to {table} of {place} was made by an earlier try, whose answer did not come",
-            fix="if this goes on, look at what the store answers",
-        )
-        self.table = table
+
+class CommitRepeatedError(LakeTransientError):
+    """The first try of a commit had been made, with other content, which its owner reads."""
 
 
 class TableError(WatersmeetError):
     """A library could not read or write a table, for a reason that it says in its own words."""
 
-    def __init__(self, table: str, what: str) -> None:
-        super().__init__(f"{table}: {what}")
-        self.table = table
 
-
-class TableConflictError(WatersmeetError):
+class TableConflictError(LakeTransientError):
     """Another writer's commit to the table came first; nothing was written."""
 
-    retriable = True
-    party = "lake"
-    passed = "goes on"
 
-    def __init__(self, table: str, other: str) -> None:
-        super().__init__(
-            f"{table}: the commit of another job came first ({other})",
-            fix="try again; runs compact and vacuum the tables themselves, so let no other job do "
-            "so while one goes on",
-        )
-        self.table = table
+class MissingFileError(LakeTransientError):
+    """A file of the table is gone. It is waited for unless the table's last version needs it."""
 
 
-class MissingFileError(WatersmeetError):
-    """A file of the table is gone: of its last version (`is_needed`), or of the one before that was
-    being read.
-    """
-
-    retriable = True
-    party = "lake"
-    passed = "goes on"
-
-    def __init__(self, table: str, file: str, *, is_needed: bool = False) -> None:
-        remedy = "put it back from a copy of the lake" if is_needed else "try again"
-        super().__init__(
-            f"{table}: its file {file} was deleted by somebody else",
-            fix=f"{remedy}; let no VACUUM delete what is younger than the lake's `retention`",
-        )
-        self.retriable = not is_needed
-        self.table = table
-        self.file = file
-
-
-class LakeNotSharedError(WatersmeetError):
+class LakeNotSharedError(LakeTransientError):
     """An executor of Spark and the driver do not see the same files of a lake."""
-
-    retriable = True
-    party = "lake"
-    passed = "goes on"
 
     def __init__(self, table: str, what: str) -> None:
         super().__init__(
-            f"{table}: {what}; nothing was written",
+            f"{what}; nothing was written",
+            where=table,
             fix="let every executor mount the lake as the driver does, and see new files at once "
             "(on NFS: lookupcache=positive)",
         )
-        self.table = table
 
 
 class ConstraintError(WatersmeetError):
     """The table refuses rows because of CHECK constraints that somebody has added to it."""
 
-    def __init__(self, table: str, constraints: str) -> None:
-        super().__init__(
-            f"{table}: rows do not meet a CHECK constraint that somebody has added ({constraints})",
-            fix="drop it (ALTER TABLE ... DROP CONSTRAINT): the tables take whatever comes",
-        )
-        self.table = table
-
 
 class UnreadableRecordsError(WatersmeetError):
-    """Records that were sent together cannot be read, and cannot be told apart.
-
-    They are damaged, or larger, unpacked, than the client accepts.
-    """
-
-    def __init__(self, topic: str, partition: int, offset: int, end: int) -> None:
-        super().__init__(
-            f"{topic}[{partition}] cannot be read at offset {offset}: unpacked, what was "
-            f"sent together there (offsets {offset} to {end - 1}) has more bytes than "
-            "receive.message.max.bytes, or it is damaged",
-            fix=(
-                "set that to 2147483647 in kafka.options, or give these records up: delete what "
-                f"is before offset {end} from Kafka, and set kafka.on_data_loss: continue"
-            ),
-        )
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.end = end
+    """Records that were sent together are damaged, or too large to be unpacked."""
 
 
 class WorkerEndedError(WatersmeetError):
-    """A worker process was killed, as the kernel does where memory is short; the next attempt gets
-    new workers.
-    """
+    """A worker process was killed, as where memory is short; the next attempt gets new ones."""
 
     retriable = True
     party = "worker"
@@ -421,41 +266,49 @@ class WorkerEndedError(WatersmeetError):
         )
 
 
-class DataLossError(WatersmeetError):
-    """Kafka has deleted offsets that were not read yet.
+class NewLeaderError(KafkaTransientError):
+    """A partition has another leader, which may lack what the one before it had."""
 
-    `missing`: their ranges `[from, until)`, by partition.
-    """
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        super().__init__(
+            f"{topic}[{partition}] has another leader at offset {offset}, which may not have the "
+            "records that were read before",
+            fix="what was read is compared, and the rest read again",
+        )
+
+
+def _listed(topic: str, offsets: Mapping[int, tuple[int, int]]) -> str:
+    return ", ".join(
+        f"{topic}[{p}] from {since} to {until - 1}" for p, (since, until) in sorted(offsets.items())
+    )
+
+
+class DataLossError(WatersmeetError):
+    """Kafka has deleted offsets that were not read: `missing`, `[from, until)` by partition."""
 
     def __init__(self, source: str, topic: str, missing: Mapping[int, tuple[int, int]]) -> None:
-        ranges = ", ".join(
-            f"{topic}[{p}] from {since} to {until - 1}"
-            for p, (since, until) in sorted(missing.items())
-        )
         super().__init__(
-            f"Kafka no longer has offsets of {source} that were not read yet: {ranges}",
+            f"Kafka no longer has offsets of {source} that were not read yet: "
+            f"{_listed(topic, missing)}",
             fix="restore them, or accept the loss with kafka.on_data_loss: continue",
         )
-        self.source = source
-        self.topic = topic
         self.missing = dict(missing)
+
+
+class RecordsReplacedError(WatersmeetError):
+    """Kafka has other records than were read at offsets `[from, until)` by partition."""
+
+    def __init__(self, source: str, topic: str, replaced: Mapping[int, tuple[int, int]]) -> None:
+        super().__init__(
+            f"Kafka has other records of {source} than were read at its offsets: "
+            f"{_listed(topic, replaced)}",
+            fix="restore those that were read; or go on behind them with kafka.on_data_loss: "
+            "continue, and send the others again",
+        )
 
 
 class MissingRecordsError(WatersmeetError):
     """A batch of silver read fewer records of bronze than its plan had counted."""
-
-    def __init__(
-        self, name: str, table: str, partition: int, offsets: str, count: int, expected: int
-    ) -> None:
-        super().__init__(
-            f"bronze of {name} has lost records: {count} of {expected} were read of partition "
-            f"{partition}, offsets {offsets}, and nothing was merged",
-            fix=f"bring the files of {table} back, or look for what deletes them",
-        )
-        self.name = name
-        self.partition = partition
-        self.count = count
-        self.expected = expected
 
 
 class TopicChangedError(WatersmeetError):
@@ -465,29 +318,9 @@ class TopicChangedError(WatersmeetError):
 class QuarantineLimitError(WatersmeetError):
     """Too many records of a batch would be refused for only single records to be wrong."""
 
-    def __init__(self, source: str, refused: int, records: int, reason: str, example: str) -> None:
-        super().__init__(
-            f"{refused} of {records} records would go to quarantine, most of them as "
-            f"{reason} (such as {example}): none of them was written",
-            where=source,
-            fix="correct the configuration, or accept them with a higher kafka.quarantine_limit",
-        )
-        self.source = source
-        self.refused = refused
-        self.records = records
-        self.reason = reason
-
 
 class FencedError(WatersmeetError):
     """Another publisher has taken over the sink; this one can no longer write."""
-
-    def __init__(self, topic: str) -> None:
-        super().__init__(
-            f"{topic} has been taken over by another process: this one is fenced and writes "
-            "nothing more",
-            fix="run only one of the two",
-        )
-        self.topic = topic
 
 
 class ForeignMessageError(WatersmeetError):
@@ -502,30 +335,33 @@ class ForeignMessageError(WatersmeetError):
             "lake",
             fix="name another one",
         )
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
+
+
+class LakeBehindError(WatersmeetError):
+    """A topic ends with a message of this lake of a time to which the lake has not merged."""
+
+    def __init__(self, place: str, said: str, clock: str) -> None:
+        super().__init__(
+            f"{place} ends with a message of this lake of {said}, and its tables end at {clock}: "
+            "the lake was set back to an earlier copy, or another copy of it has gone on",
+            fix="put the later one back, or begin a new lake elsewhere (with `kafka.start: sink` "
+            "it takes up the sink)",
+        )
 
 
 class PublishingError(WatersmeetError):
-    """A publication failed before its commit; readers of committed messages see nothing of it."""
+    """A publication failed before its commit, perhaps as a message `is_too_large` for the topic."""
 
     def __init__(
         self, topic: str, reason: str, *, retriable: bool = True, is_too_large: bool = False
     ) -> None:
         super().__init__(f"publishing to {topic} failed: {reason}")
-        self.topic = topic
-        self.reason = reason
         self.retriable = retriable
         self.is_too_large = is_too_large
-        """True where the topic refused a message because of its size."""
 
 
 class TransactionTimeoutError(WatersmeetError):
-    """A transaction took so long that it was given up, or that Kafka ended it.
-
-    A smaller one may finish in time.
-    """
+    """A transaction took too long and was ended; a smaller one may finish in time."""
 
     retriable = True
 
@@ -534,33 +370,57 @@ class TransactionTimeoutError(WatersmeetError):
             f"publishing to {topic} failed: its transaction was not done after {seconds} s",
             fix="a smaller one is tried next",
         )
-        self.topic = topic
-        self.seconds = seconds
 
 
 class SinkReplacedError(WatersmeetError):
-    """The topic was deleted, and perhaps created again, during a publication."""
+    """The topic was deleted, created again, or has lost its end, during a publication."""
 
     retriable = True
 
     def __init__(self, topic: str) -> None:
         super().__init__(
-            f"publishing to {topic} failed: it was deleted, or deleted and made again, meanwhile",
-            fix="it begins anew",
+            f"publishing to {topic} failed: it was deleted, made again, or has lost its end, "
+            "meanwhile",
+            fix="it goes on behind what is there",
         )
-        self.topic = topic
+
+
+class NoRoomError(WatersmeetError):
+    """The disk is full, a quota is used up, or the process may open no more files."""
+
+
+def no_room(error: BaseException) -> NoRoomError | None:
+    """Return an error that says so where this one, or what it was caused by, says it in the words
+    of the operating system; None for any other.
+    """
+    own = error.problem._replace(fix="") if isinstance(error, WatersmeetError) else None
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause)
+        if any(os.strerror(number) in text for number in (errno.ENOSPC, errno.EDQUOT)):
+            return NoRoomError(
+                f"the disk has no room left ({own or root_cause(error)})",
+                fix="make some: the next start goes on where this one has ended",
+            )
+        if os.strerror(errno.EMFILE) in text:
+            return NoRoomError(
+                f"this process may open no more files ({own or root_cause(error)})",
+                fix="allow more (`ulimit -n`): the next start goes on where this one has ended",
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """Return the non-blank lines of an error's text, without surrounding white space."""
-    return [line for line in map(str.strip, str(error).splitlines()) if line]
+    """Return the non-blank lines of an error's text, stripped, and without colours."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    return [line for line in map(str.strip, plain.splitlines()) if line]
 
 
 def root_cause(error: BaseException) -> str:
     """Return the message of the error that caused this one, on one line.
 
-    For an error of Spark, that is what a Python worker raised, or else the last of the causes that
-    the JVM names.
+    For an error of Spark, that is what a Python worker raised, or else the JVM's last cause.
     """
     if own := _own(error):
         return own[1]
@@ -576,7 +436,9 @@ def root_cause(error: BaseException) -> str:
     if raised or caused:
         return str((raised[:1] or caused[-1:])[0]).strip()
     lines = lines_of(error)
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    # Libraries in Rust say the cause of a cause in a line of its own.
+    causes = [line.removeprefix("↳").strip() for line in lines[1:] if line.startswith("↳")]
+    return ": ".join([type(error).__name__, *lines[:1], *causes])
 
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -584,7 +446,6 @@ _CAUSE = r"^(?:\s*Caused by)?: (?:[\w$]+\.)*([\w$]+: .+)$"
 
 
 def _is_gone(error: BaseException) -> bool:
-    """Return True if Spark's JVM has ended: inside py4j, the connection was refused or closed."""
     if not isinstance(error, ConnectionError) and type(error).__name__ != "Py4JNetworkError":
         return False
     frames = traceback.extract_tb(error.__traceback__)
@@ -600,19 +461,13 @@ def is_retriable(error: BaseException) -> bool:
 
 
 def class_of(error: BaseException) -> type[WatersmeetError]:
-    """Return the class of an error of Watersmeet, or of the one that caused this error.
-
-    `WatersmeetError` for any other error.
-    """
+    """Return the class of the error of Watersmeet that this is or was caused by, else the base."""
     own = _own(error)
     return WatersmeetError if own is None else own[0]
 
 
 def unknown_schema_of(error: BaseException) -> int | None:
-    """Return the id of the schema that a registry does not have, if that was the trouble.
-
-    None for any other error.
-    """
+    """Return the id of the schema that a registry does not have; None for any other trouble."""
     own = _own(error)
     if own is None or own[0] is not UnknownWriterSchemaError:
         return None
@@ -620,14 +475,8 @@ def unknown_schema_of(error: BaseException) -> int | None:
     return int(match[1]) if match else None
 
 
-def is_data_loss(error: BaseException) -> bool:
-    """Return True if Kafka has deleted offsets that were not read yet."""
-    own = _own(error)
-    return own is not None and issubclass(own[0], DataLossError)
-
-
 def is_known(error: BaseException) -> bool:
-    """Return True if an error is one of Watersmeet's, or says that one of them caused it.
+    """Return True if an error is one of Watersmeet's, or was caused by one.
 
     False for a `TableError` in the words of a library: it may be the store that is in trouble.
     """
@@ -640,10 +489,7 @@ OTHER = "Other"
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the class name of an error of Watersmeet, or of the one that caused this error.
-
-    `OTHER` for any other error.
-    """
+    """Return the class name of the error of Watersmeet that this is or was caused by."""
     own = _own(error)
     return OTHER if own is None else own[0].__name__
 
@@ -654,18 +500,15 @@ def kinds() -> list[str]:
 
 
 def _kinds() -> list[type[WatersmeetError]]:
-    return [
-        kind
-        for kind in globals().values()
-        if isinstance(kind, type) and issubclass(kind, WatersmeetError)
-    ]
+    classes = (each for each in globals().values() if isinstance(each, type))
+    return [each for each in classes if issubclass(each, WatersmeetError)]
 
 
 EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("pyspark", "delta", "pandas"), "spark"),
     **dict.fromkeys(("grpc", "grpc_status", "google", "zstandard"), "connect"),
     "great_expectations": "quality",
-    "vl_convert": "report",
+    **dict.fromkeys(("altair", "vl_convert"), "report"),
     "prometheus_client": "metrics",
     **dict.fromkeys(("cachetools", "httpx2", "authlib", "attr", "attrs", "certifi"), "registry"),
     "openlineage": "lineage",
@@ -675,23 +518,22 @@ EXTRAS: Mapping[str, str] = {
 
 
 def missing_package(error: BaseException, otherwise: str = "") -> MissingPackageError | None:
-    """Return the error that says which extra installs a package that could not be imported.
+    """Return the error that says which extra installs what could not be imported, or None.
 
-    None if no extra does. `otherwise`: another remedy, beginning with a comma, for the end of the
-    message.
+    `otherwise`: another remedy, beginning with a comma, for the end of the message.
     """
     package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    return MissingPackageError(package, EXTRAS[package], otherwise) if package in EXTRAS else None
+    if package not in EXTRAS:
+        return None
+    return MissingPackageError(
+        f"the package {package} is not installed: "
+        f'`pip install "watersmeet[{EXTRAS[package]}]"` brings it{otherwise}'
+    )
 
 
 def _own(error: BaseException) -> tuple[type[WatersmeetError], str] | None:
-    """Return the class and the message of an error of Watersmeet, or None if there is none.
-
-    That is the error itself, the one that caused an error of Spark, or the one for a missing
-    package. What a Python worker raises reaches the driver as the text of its traceback. The last
-    line that begins with the full name of one of these classes says which error it was, whatever
-    Spark wrote around it.
-    """
+    # What a Python worker of Spark raises reaches the driver as the text of its traceback: the last
+    # line that begins with the full name of one of these classes says which error it was.
     cause = missing_package(error) or error
     if isinstance(cause, WatersmeetError):
         return type(cause), str(cause)

@@ -1,10 +1,8 @@
 """Named points between the steps of the commits, where a test can hold a process to kill it there.
 
-Unarmed, a point is a call of a function that does nothing, and no configuration, table or message
-can change that. Points are armed for a whole process by the environment variable
-`WATERSMEET_FAULT`, in the form `POINT:COUNT:FOLDER`. The process that reaches the point for the
-COUNT-th time, counted over all processes of the run, creates the file `FOLDER/held` and waits there
-while that file exists.
+The environment variable `WATERSMEET_FAULT` arms a point, in the form `POINT:COUNT:FOLDER`: the
+process that reaches it for the COUNT-th time, counted over all processes of the run, creates the
+file `FOLDER/held` and waits while that file exists. An unarmed point does nothing.
 """
 
 from __future__ import annotations
@@ -64,10 +62,7 @@ def _nothing(point: str) -> None:
 
 
 class _Hold:
-    """Holds the process at the n-th arrival at a point.
-
-    Arrivals are counted over all processes of a run, by files that only one process can create.
-    """
+    """Holds the process at the n-th arrival at a point, counted by files that one can make."""
 
     def __init__(self, armed: str) -> None:
         self.point, count, folder = armed.split(":", 2)

@@ -25,24 +25,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import takewhile
+from functools import cached_property, partial
 from time import monotonic
 
 from watersmeet.core.sequence import FORGOTTEN, MERGED, Sequence, Tail
 from watersmeet.engine import Engine
 from watersmeet.errors import (
-    ForeignMessageError,
     SinkReplacedError,
     TransactionTimeoutError,
     kind_of,
 )
 from watersmeet.faults import fault_point
 from watersmeet.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
-from watersmeet.kafka.publisher import Publisher, sink_publisher
+from watersmeet.kafka.publisher import Offsets, Publisher, sink_publisher
 from watersmeet.kafka.reading import headers_of, read_backwards
 from watersmeet.lake import tables
-from watersmeet.lake.published import columns_of, last_noted_ms
+from watersmeet.lake.published import columns_of, last_noted_ms, topic_columns
 from watersmeet.monitoring.events import Failed, Published, RecordsProcessed
 from watersmeet.running.lake_sequence import MAX_PER_CHUNK, LakeSequence, Publication
 from watersmeet.running.owner import Owner, now_ms
@@ -84,7 +82,8 @@ class Gold:
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[list[Publication]]:
         """Publish everything that silver has finished; yield what each transaction published."""
         while not is_stopping():
-            tails = self.recover() if self._tails is None else self._tails
+            known = self._tails if self._publisher.has_begun else None
+            tails = self.recover() if known is None else known
             self._tails = None  # after a failure, only the sink knows what is published
             with self.owner.step("gold", "plan"):
                 backlog = self.sequence.pending(tails, self._size)
@@ -126,7 +125,8 @@ class Gold:
         """Return the tail of every partition's sequence, as the sink says.
 
         Afterwards no transaction is open, and `published` covers every published message. Raises
-        ForeignMessageError if the last message of a partition is none that the lake has published.
+        ForeignMessageError if the last message of a partition is none that the lake has published,
+        and LakeBehindError if it is one that an earlier copy of the lake does not have.
         """
         self.check_owner()
         self._ensure_topic()
@@ -134,15 +134,16 @@ class Gold:
         self._noted_ms = max(self._noted_ms, last_noted_ms(self._engine.reader))
         noted = self.sequence.noted(self._sink)
         self._publisher.begin()
-        sink_tails = {
-            p: self.sequence.tail(message)
-            for p, message in self._publisher.tails(self.partitions).items()
-        }
+        last_messages = self._publisher.tails(self.partitions)
+        sink_tails = {p: self.sequence.tail(message) for p, message in last_messages.items()}
+        noted = self._still_there(noted, noted.keys() - sink_tails.keys())
         if self.settings.publish.delivery == "at_least_once":
-            sink_tails = self._without_gaps(sink_tails, {**self.sequence.first_tails(), **noted})
+            sink_tails = self._without_gaps(
+                sink_tails, {**self.sequence.first_tails(self._sink), **noted}
+            )
         for p, tail in sink_tails.items():
             if not self.sequence.bears_out(p, tail, noted.get(p)):
-                raise ForeignMessageError(self.sequence.topic, p, tail.offset or 0)
+                raise self.sequence.refusal(p, tail, last_messages[p])
         counts_as_out = self.settings.publish.delivery == "at_most_once"
         # A partition that retention has emptied has no message in the sink: its noted tail stays.
         tails = dict(noted)
@@ -156,6 +157,18 @@ class Gold:
         self._note(missing)
         return tails
 
+    def _still_there(self, noted: dict[int, Tail], empty: Collection[int]) -> dict[int, Tail]:
+        """Return the last noted message of each partition, but of an `empty` one that has lost its
+        end, and not only what retention deletes, the last before that end.
+        """
+        ends = self._cluster.ends(self.sequence.topic, self.partitions) if empty else {}
+        for p in [p for p in empty if (noted[p].offset or -1) >= ends[p]]:
+            noted = {q: tail for q, tail in noted.items() if q != p}
+            noted |= self.sequence.noted(
+                self._sink, [("partition", "=", p), ("sink_offset", "<", ends[p])]
+            )
+        return noted
+
     def _without_gaps(
         self, tails: Mapping[int, Tail], noted: Mapping[int, Tail]
     ) -> dict[int, Tail]:
@@ -168,20 +181,23 @@ class Gold:
         for p, tail in tails.items():
             last = noted.get(p)
             seq = -1 if last is None else last.seq
-            sent = {seq: tail} if tail.seq <= seq else self._sent_after(p, seq)
+            sent = {seq: tail} if tail.seq <= seq else self._sent_since(p, seq)
+            first = min(sent)
+            if last is not None and (sent[first].offset or 0) < (last.offset or 0):
+                seq = min(seq, first)  # the topic has lost its end
             while seq + 1 in sent:
                 seq += 1
             if (gapless_tail := sent.get(seq, last)) is not None:
                 gapless[p] = gapless_tail
         return gapless
 
-    def _sent_after(self, partition: int, seq: int) -> dict[int, Tail]:
-        """Return, by its number, each message of a partition that came after one."""
-        messages = read_backwards(self.settings.kafka, self.sequence.topic, partition)
-        later = takewhile(lambda tail: tail.seq > seq, map(self.sequence.tail, messages))
+    def _sent_since(self, partition: int, seq: int) -> dict[int, Tail]:
         sent: dict[int, Tail] = {}
-        for tail in later:
+        for message in read_backwards(self.settings.kafka, self.sequence.topic, partition):
+            tail = self.sequence.tail(message)
             sent.setdefault(tail.seq, tail)
+            if tail.seq <= seq:
+                break
         return sent
 
     def send_tombstones(self, key: str, partitions: Collection[int]) -> int:
@@ -206,6 +222,7 @@ class Gold:
     def _publish(self, backlog: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """Publish what is pending (steps 1 to 5) and return it by partition."""
         headers = self.sequence.headers(backlog)
+        self.owner.rely_on_what_was_read()
         fault_point("gold.publish")
         if self.settings.publish.delivery == "at_most_once":
             # What is noted is never sent again, so the messages are counted first, in a pass of
@@ -218,7 +235,8 @@ class Gold:
         ends: dict[int, Tail] = {}
         messages = self.sequence.messages(backlog, tails, headers, ends)
         with self.owner.step("gold", "publish"):
-            offsets = self._publisher.send(messages, self._check_sink)
+            check = partial(self._check_sink, tails, ends)
+            offsets = self._publisher.send(messages, check)
         ends = {p: end._replace(offset=offsets[p]) for p, end in ends.items()}
         publications = _publications(ends, tails)
         fault_point("gold.note")
@@ -244,7 +262,7 @@ class Gold:
         if not publications:
             return
         self._noted_ms = max(now_ms(), self._noted_ms + 1)
-        noted = {"committed_at": self._noted_ms, "sink": self._sink}
+        noted = {"committed_at": self._noted_ms, **topic_columns(self._sink)}
         rows = [
             {
                 "partition": p.partition,
@@ -277,7 +295,7 @@ class Gold:
     @cached_property
     def sequence(self) -> LakeSequence:
         """The sequence that is published."""
-        return LakeSequence(self._engine, self.settings, self.partitions, self.kind)
+        return LakeSequence(self.owner, self.settings, self.partitions, self.kind)
 
     @cached_property
     def _publisher(self) -> Publisher:
@@ -286,12 +304,21 @@ class Gold:
     def _identified(self) -> str:
         return self._cluster.identified(self.sequence.topic)
 
-    def _check_sink(self) -> None:
-        """Raise SinkReplacedError if the topic is not the one whose tails were read.
+    def _check_sink(
+        self, tails: Mapping[int, Tail], ends: Mapping[int, Tail], offsets: Offsets
+    ) -> None:
+        """Raise SinkReplacedError if the topic is not the one whose tails were read, or has lost
+        its end since: then messages up to these ends cannot lie behind these tails.
 
         A new topic has a sequence of its own.
         """
-        if self._identified() != self._sink:
+        has_lost_its_end = any(
+            offset is not None
+            and (tail := tails.get(p)) is not None
+            and offset < (tail.offset or 0) + ends[p].seq - tail.seq
+            for p, offset in offsets.items()
+        )
+        if has_lost_its_end or self._identified() != self._sink:
             raise SinkReplacedError(self.sequence.topic)
 
     @cached_property
@@ -304,7 +331,6 @@ class Gold:
 
 
 def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:
-    """Return what was published by partition, after these tails and up to these ends."""
     return [
         Publication(p, tails[p].seq + 1 if p in tails else 0, end)
         for p, end in sorted(ends.items())

@@ -20,19 +20,15 @@ class _Hidden(MetaPathFinder, Loader):
     """Finder of modules by which pandas cannot be imported before a package that needs it."""
 
     def find_spec(
-        self,
-        name: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec that cannot be imported where pandas is installed; None for all else."""
+        # None for all else; a spec that cannot be imported where pandas is installed.
         if name != "pandas" or not _NEED_PANDAS.isdisjoint(sys.modules):
             return None
         is_installed = PathFinder.find_spec(name, path, target) is not None
         return spec_from_loader(name, self) if is_installed else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Raise ModuleNotFoundError."""
         raise ModuleNotFoundError(f"No module named {module.__name__!r}", name=module.__name__)
 
 
@@ -40,8 +36,8 @@ class _Hidden(MetaPathFinder, Loader):
 def hide_pandas() -> None:
     """Keep pyarrow from importing pandas in this process, unless something else needs pandas.
 
-    Pyarrow imports it for the first array that it makes, if only to see that it was given none of
-    its objects: a third of a second at every start. It tries again when it makes a pandas frame.
+    It does so for the first array, if only to see that it was given none of pandas': a third of a
+    second at every start. It tries again when it makes a pandas frame.
     """
     sys.meta_path.insert(0, _Hidden())
 

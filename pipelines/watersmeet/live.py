@@ -1,16 +1,12 @@
-"""The views of a lake: what waits, and what late records have corrected.
+"""The live view of a lake: merge records, and the records that wait in bronze for the clock.
 
-The live view has merge records, and beside them the records that wait in bronze for the clock.
-
-Nothing is written. A row with the status `waiting` is a key of a partition with records that the
-clock has not reached. Its parts will be merged, into one merge record or several, when their time
-comes. For which inputs it waits is the word of `audit.status`, which SQL alone cannot say: `live`
-has it in a column, and the view of a catalog has not.
+A row with the status `waiting` is a key of a partition with records that the clock has not reached.
+Its parts will be merged, into one merge record or several, when their time comes. For which inputs
+it waits is the word of `ask.status`, which SQL alone cannot say: `live` has it in a column, and the
+view of a catalog has not.
 
 With tenants, such a row is a key of a tenant. Silver then has waiting rows of its own, which wait
 for the clock of their tenant: one for each record, with its `position`.
-
-The view `corrected` has each finished merge record as its newest correction has left it.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from watersmeet.audit.status import waits_for
+from watersmeet.ask.status import waits_for
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.inputs import InputId
 from watersmeet.core.types import DUE, TIME, ddl, quoted
@@ -42,8 +38,7 @@ if TYPE_CHECKING:
     from watersmeet.engine.spark import SparkEngine
 
 LIVE = "live"
-CORRECTED = "corrected"
-"""The names of the views in a catalog."""
+"""The name of the view in a catalog."""
 
 Skipping = Mapping[InputId, Mapping[int, int]]
 """The next offset of the merge, by input and partition; bronze before it need not be opened."""
@@ -53,9 +48,9 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     """Return merge records, open and timed out, and records that wait (status `waiting`).
 
     Records wait in bronze for the clock, and in silver for their tenant's. The columns are silver's
-    and `waits_for` (an array of the inputs that the clock waited for at the time of the call; null
-    for rows of silver). Of silver's, `due` and `closed_at` are there where messages say them,
-    `tenant` and `position` with tenants. Avro values are decoded by a function of the session,
+    and `waits_for` (the inputs that the clock waited for at the time of the call; null for rows of
+    silver). Of silver's, `due` and `closed_at` are there where messages say them, `tenant` and
+    `position` with tenants. Avro values are decoded by a function of the session,
     `watersmeet_<source>`.
     """
     # The settings of the current epoch know every field that silver has had.
@@ -102,7 +97,7 @@ def live_sql(
     sources = list(settings.sources)
     next_offsets = skipping or {}
     progress = f"({view_sql(lake, tables.PROGRESS)})"
-    generations = sql_name(lake, tables.GENERATIONS)
+    generations = f"({view_sql(lake, tables.GENERATIONS)})"
     columns = ", ".join(f"`{source}`" for source in sources)
     names = settings.input_names
     more_columns = _shown_columns(settings)
@@ -120,7 +115,7 @@ def live_sql(
     return f"""
         WITH starts AS (
             SELECT {_input(settings)}, `partition`, start_offset, from_batch FROM {generations}
-            WHERE source IS NOT NULL AND generation = (SELECT MAX(generation) FROM {generations})
+            WHERE generation = (SELECT MAX(generation) FROM {generations})
         ), merged AS (
             SELECT {_input(settings)}, `partition`, until_offset FROM {progress}
             WHERE batch = (SELECT MAX(batch) FROM {progress})
@@ -142,37 +137,8 @@ def live_sql(
         GROUP BY `partition`, merge_key, tenant"""
 
 
-def corrected_sql(lake: Lake, settings: Settings) -> str:
-    """Return the view `corrected` as a query in SQL: merge records with what has corrected them.
-
-    Its rows are finished and valid: partition, tenant, merge_key, first_event_time and
-    last_event_time (of all parts), version (0: as it closed), and the parts by source.
-    """
-    record = "generation, `partition`, tenant, merge_key, event_time"
-    sources = ", ".join(f"`{source}`" for source in settings.sources)
-    return f"""
-        WITH versions AS (
-            SELECT {record}, NULL AS late_born, 0 AS version, valid,
-                event_time AS first_event_time, last_event_time, {sources}
-            FROM {sql_name(lake, tables.SILVER)} WHERE status = 'timed_out'
-            UNION ALL
-            SELECT {record}, CASE WHEN is_late_born THEN id END AS late_born, version, valid,
-                first_event_time, last_event_time, {sources}
-            FROM ({view_sql(lake, tables.CORRECTIONS)}) WHERE version > 0
-        ), ranked AS (
-            SELECT *, row_number() OVER (
-                PARTITION BY {record}, late_born ORDER BY version DESC) AS place
-            FROM versions
-        )
-        SELECT `partition`, tenant, merge_key, first_event_time, last_event_time, version, {sources}
-        FROM ranked WHERE place = 1 AND valid"""
-
-
 def _shown_columns(settings: Settings) -> dict[str, str]:
-    """Return the columns that are shown beside those of every lake.
-
-    They come by name, each with its value in a row that waits in bronze.
-    """
+    # Beside those of every lake, each with its value in a row that waits in bronze.
     null = f"CAST(NULL AS {ddl(TIME)})"
     times = dict.fromkeys(DUE.names, null) if settings.merge.shows_closing else {}
     of_tenants = {"tenant": "tenant", "`position`": null} if settings.merge.has_tenants else {}
@@ -180,12 +146,10 @@ def _shown_columns(settings: Settings) -> dict[str, str]:
 
 
 def _unmerged(name: str) -> str:
-    """Return the query's name for the records of an input that the merge has not consumed."""
     return f"`beyond_{name}`"
 
 
 def _input(settings: Settings) -> str:
-    """Return SQL for the name of a row's input, as `source`."""
     cases = " ".join(
         f"WHEN source = '{source}' AND topic = '{topic}' THEN '{name}'"
         for (source, topic), name in settings.input_names.items()
@@ -200,7 +164,6 @@ def _beyond(
     next_offsets: Mapping[int, int],
     decodes: bool,
 ) -> str:
-    """Return a query of the records of bronze that the merge has not consumed."""
     source, topic = input_id
     read = sql_name(lake, tables.bronze(source))
     if next_offsets:
@@ -209,13 +172,12 @@ def _beyond(
         others = f"`partition` NOT IN ({', '.join(map(str, next_offsets))})"
         read = f"(SELECT * FROM {read} WHERE {' OR '.join([*terms, others])})"
     kind = settings.sources[source].value_type
-    value = _value("b.value", kind)
-    if settings.sources[source].format == "avro":
-        value = (
-            f"{_decoder(source)}(b.value, b.`partition`, b.`offset`)"
-            if decodes
-            else f"CAST(NULL AS {ddl(kind)})"
-        )
+    if settings.sources[source].format != "avro":
+        value = _value("b.value", kind)
+    elif decodes:
+        value = f"{_decoder(source)}(b.value, b.`partition`, b.`offset`)"
+    else:
+        value = f"CAST(NULL AS {ddl(kind)})"
     return f"""
         SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, b.tenant,
             b.topic, {value} AS value
@@ -231,7 +193,6 @@ def _sql_term(term: Sequence[Condition]) -> str:
 
 
 def _value(value: str, value_type: pa.DataType) -> str:
-    """Return SQL for a record's value as silver stores it."""
     text = f"CAST({value} AS STRING)"
     if not pa.types.is_struct(value_type):
         return text
@@ -256,7 +217,6 @@ def _json_ddl(kind: pa.DataType) -> str:
 
 
 def _waits_for(waits: Mapping[int, Sequence[str]]) -> str:
-    """Return SQL for the inputs that a row's partition waits for."""
     quoted_names = {partition: "', '".join(names) for partition, names in waits.items()}
     entries = (f"{partition}, ARRAY('{names}')" for partition, names in quoted_names.items())
     by_partition = f"CAST(MAP({', '.join(entries)}) AS MAP<INT, ARRAY<STRING>>)"
@@ -264,7 +224,6 @@ def _waits_for(waits: Mapping[int, Sequence[str]]) -> str:
 
 
 def _waiting(input_id: InputId, settings: Settings) -> str:
-    """Return a query of an input's waiting records, each as a part in the column of its source."""
     place = "topic: STRING, event_time: TIMESTAMP, `offset`: BIGINT"
     parts = {
         other: f"CAST(NULL AS STRUCT<{place}, value: {ddl(other_settings.value_type)}>)"
@@ -279,7 +238,7 @@ def _waiting(input_id: InputId, settings: Settings) -> str:
 
 
 def _sorted_parts(column: pa.Field) -> str:
-    """Return SQL for the parts in a column of silver, in its order: (event time, topic, offset)."""
+    # In silver's order: (event time, topic, offset).
     fields = ", ".join(f"'{name}', p.`{name}`" for name in column.type.value_type.names)
     # Not ordered by the whole part: its value may have maps, which cannot be compared.
     cases = " ".join(

@@ -1,8 +1,7 @@
 """Limits how much freed memory a process keeps.
 
-A batch takes hundreds of megabytes for a second, and several libraries with allocators of their own
-take turns. What one of them keeps for its next batch, the others cannot use. With their defaults,
-that was a sixth of the memory of a run.
+A batch takes hundreds of megabytes for a second, by several libraries with allocators of their own.
+What one keeps for its next batch, the others cannot use: a sixth of the memory of a run.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ _M_ARENA_MAX = -8
 def limit_allocator_caches() -> None:
     """Limit the allocators of this process and of every process that it starts.
 
-    glibc gets one heap per core instead of eight. The allocator of delta-rs, jemalloc, returns
-    pages after half a second instead of ten. Values that the environment already has are kept.
-
-    Call this before `deltalake` is imported, since jemalloc reads its settings once. Elsewhere than
-    on Linux with glibc, the first limit has no effect.
+    glibc gets one heap per core instead of eight; jemalloc, delta-rs's, returns pages after half a
+    second instead of ten. What the environment already has is kept. Call this before `deltalake` is
+    imported. Without glibc, the first limit has no effect.
     """
     cores = os.cpu_count() or 1
     jemalloc = f"narenas:{cores},dirty_decay_ms:500,muzzy_decay_ms:0,background_thread:true"

@@ -1,7 +1,7 @@
 """The answers of commands, which alone go to standard output.
 
-On a terminal they fit its width. Elsewhere they are plain text: an item is one line, however long.
-JSON is ASCII, so that it is the same document in every encoding.
+On a terminal they fit its width; elsewhere an item is one line of plain text. JSON is ASCII, so
+that it is the same document in every encoding.
 """
 
 from __future__ import annotations
@@ -51,12 +51,8 @@ class _Harmless:
         self._shown = shown
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for segment in console.render(self._shown, options):
-            yield (
-                segment
-                if segment.control
-                else Segment(without_controls(segment.text), segment.style)
-            )
+        for text, style, control in console.render(self._shown, options):
+            yield Segment(text if control else without_controls(text), style, control)
 
 
 def print_text(text: str) -> None:
@@ -71,9 +67,7 @@ def print_json(document: object) -> None:
 
 
 def write_in_any_encoding() -> None:
-    """Write characters that the encoding of a standard stream lacks as escapes, and the dot between
-    facts as a dash.
-    """
+    """Write what a standard stream's encoding lacks as escapes, and the dot as a dash."""
     codecs.register_error("watersmeet", _spelled)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

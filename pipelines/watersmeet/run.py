@@ -21,7 +21,7 @@ from watersmeet.core.types import ddl, widened
 from watersmeet.cycle import Cycle
 from watersmeet.engine import Engine, Running
 from watersmeet.engine.choice import create_tables, open_engine
-from watersmeet.engine.threads import RunningThread
+from watersmeet.engine.polling import RunningThread
 from watersmeet.errors import (
     ConfigurationError,
     KafkaTransientError,
@@ -36,26 +36,25 @@ from watersmeet.kafka.publisher import sink_publisher
 from watersmeet.kafka.registry import Registry
 from watersmeet.kafka.topic_monitor import TopicMonitor
 from watersmeet.lake import tables
-from watersmeet.lake.commits import EVOLVING, last_commit
-from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.commits import last_commit, suppress_conflict
 from watersmeet.lake.epochs import (
     Epochs,
     changes,
     check_rules,
-    epoch_row,
+    epoch_body,
     keep_first_epoch,
     may_begin_anew,
-    read_epochs,
 )
 from watersmeet.lake.features import check_features
-from watersmeet.lake.fingerprints import is_noted, keep_read_since
 from watersmeet.lake.identity import (
     check_identity,
     check_layout,
     identity,
+    keep_facts,
     keep_identity,
-    keep_moved,
+    kept_facts,
 )
+from watersmeet.lake.journal import MOVED, RULES, largest_token
 from watersmeet.lake.lease import FORGET, Lease
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import keep_properties
@@ -66,13 +65,12 @@ from watersmeet.lake.restored import (
 )
 from watersmeet.lake.store import check_writable, stored
 from watersmeet.lake.table_reader import ReadOnce, TableReader
+from watersmeet.lake.torn import move_aside
 from watersmeet.monitoring.events import Failed, Observer, OwnerChanged, all_of
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.running.generations import begin_first, check_beginning
 from watersmeet.running.moved import moved_topics
-from watersmeet.running.next_offsets import NextOffsets
-from watersmeet.running.owner import Owner, now_ms
-from watersmeet.running.ownership import fence_all, written_by
+from watersmeet.running.owner import Owner, fence_all, written_by
 from watersmeet.running.runner import Runner
 from watersmeet.running.sampling import Sampler
 from watersmeet.settings import Settings
@@ -124,12 +122,14 @@ class Run:
         self.engine = open_engine(self.settings)
         self.reporter.begin("checks the lake's tables")
         reader = self.engine.reader
+        for table in move_aside(self.engine.lake):
+            self.engine.create(self.engine.lake.layout[table])
         check_layout(reader, self.engine.lake)
         check_features(reader, self.engine.lake)
         check_not_restored(reader, self.engine.lake)
         check_not_deleted(reader, self.settings)
-        check_not_behind(reader)
-        epochs = read_epochs(reader, self.settings)
+        history = check_not_behind(reader, self.settings)
+        epochs = history.epochs
         rules = self.settings.rules()
         if not self._begins_anew(reader, epochs):
             check_rules(epochs, self.settings)
@@ -143,8 +143,8 @@ class Run:
         problems += check_tables(self.engine.lake, reader)
         if problems:
             raise ConfigurationError(*problems[0])
-        if "bronze" in self.layers:
-            check_beginning(reader, self.settings, self.partitions)
+        if "bronze" in self.layers and not history.generations:
+            check_beginning(self.settings, self.partitions)
         create_missing(self.engine)
         observe = all_of(self.observers)
         self._background: list[Groups | Sampler | Checker] = [Groups(self.settings)]
@@ -259,8 +259,9 @@ class Run:
         self.reporter.begin("takes the layers, and keeps earlier runs out")
         ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
         facts = identity(self.settings, self.partitions, ids)
-        moved = moved_topics(reader, self.settings, self.partitions, facts)
-        check_identity(reader, {field: fact for field, fact in facts.items() if field not in moved})
+        kept = kept_facts(reader)
+        moved = moved_topics(reader, self.settings, self.partitions, kept, facts)
+        check_identity(kept, {field: fact for field, fact in facts.items() if field not in moved})
         written = [pair for layer in self.layers for pair in written_by(layer, self.settings)]
 
         def lost() -> None:
@@ -277,15 +278,19 @@ class Run:
             self.notify(OwnerChanged(self.layers, lease.token, is_owner=True))
             owner = Owner(self.engine, lease.token, self.notify, is_observed=bool(self.observers))
             self._widen_own(written)
+            owner.take(self.layers)
             fence_all(owner, written)  # after widening, since a fence writes every column
-            moved_facts = {field: facts[field] for field in moved}
-            keep_moved(reader, self.engine.append, self.settings, moved_facts)
-            keep_identity(reader, self.engine.append, self.settings, facts)
-            epochs = self._keep_epochs(owner)
+            if moved:
+                keep_facts(
+                    reader, self.engine.append, {field: facts[field] for field in moved}, MOVED
+                )
+            if moved or not facts.keys() <= owner.history(self.settings).facts.keys():
+                keep_identity(reader, self.engine.append, facts)
+            self._keep_epochs(owner)
             if "silver" in self.layers:
                 keep_properties(self.engine, tables.SILVER)
             if "bronze" in self.layers:
-                self._begin_reading(owner, epochs)
+                self._begin_reading(owner)
             cycle = Cycle(self, owner, lease, can_be_idle=can_be_idle)
             self.reporter.begin("completes what the last run left")
             self.runner.retry(cycle.complete)
@@ -307,10 +312,9 @@ class Run:
             self.notify(OwnerChanged(self.layers, lease.token, is_owner=False))
 
     def _widen_own(self, written: Sequence[tuple[str, str]]) -> None:
-        """Widen the tables to which the layers' owner commits (`written_by`)."""
         own = {
             "bronze": [*map(tables.bronze, self.settings.sources)],
-            "silver": [tables.SILVER],
+            "silver": [tables.SILVER, tables.BASES],
             "gold": [tables.PUBLISHED],
         }
         for layer in self.layers:
@@ -320,38 +324,35 @@ class Run:
             *{table for table, _ in written}.difference(*[own[layer] for layer in self.layers])
         )
 
-    def _keep_epochs(self, owner: Owner) -> Epochs:
-        """Record the first epoch, or the rules of a lake that begins anew; return the epochs.
+    def _keep_epochs(self, owner: Owner) -> None:
+        """Record the first epoch, or the rules of a lake that begins anew.
 
         Raises ConfigurationError if the rules have changed since the run was created.
         """
         reader = self.engine.reader
-        keep_first_epoch(reader, self.engine.append, self.settings, now_ms())
-        epochs = read_epochs(reader, self.settings)
+        if not owner.history(self.settings).has_rules:
+            keep_first_epoch(reader, self.engine.append, self.settings)
+        epochs = owner.history(self.settings).epochs
         if self._begins_anew(reader, epochs):
-            row = epoch_row(self.settings, epochs.current.number + 1, 0, now_ms())
-            owner.append(tables.EPOCHS, row, EVOLVING)
-            return read_epochs(reader, self.settings)
-        check_rules(epochs, self.settings)
-        return epochs
+            number = epochs.current.number + 1
+            owner.decide(RULES, epoch_body(self.settings, number, 0, read_since={}))
+        else:
+            check_rules(epochs, self.settings)
 
-    def _begin_reading(self, owner: Owner, epochs: Epochs) -> None:
-        """Begin the lake if it has not begun, and note where bronze begins to read by an epoch."""
-        reader = self.engine.reader
+    def _begin_reading(self, owner: Owner) -> None:
         topics = self.settings.publish.sequence_topics if "gold" in self.layers else []
         publishers = [sink_publisher(self.settings, topic) for topic in topics]
         begin_first(owner, self.settings, self.partitions, publishers)
-        if not is_noted(reader, self.settings, epochs.current.number):
-            next_offsets = NextOffsets(reader, self.settings, self.partitions)
-            offsets = {i: next_offsets.of(i) for i in self.settings.inputs}
-            keep_read_since(reader, self.engine.append, self.settings, epochs, offsets)
 
 
 def _largest_token(reader: TableReader, written: Sequence[tuple[str, str]]) -> int:
-    """Return the largest fencing token in the last commits to these tables; 0 if there are none."""
+    """Return the largest fencing token in the journal and in the last commits to these tables; 0 if
+    there are none.
+    """
     histories = ReadOnce(reader)
     last_commits = (last_commit(histories, table, application) for table, application in written)
-    return max((last[1].token for last in last_commits if last is not None), default=0)
+    tokens = [last[1].token for last in last_commits if last is not None]
+    return max([largest_token(reader), *tokens])
 
 
 def run_with_restarts(
@@ -379,7 +380,6 @@ def run_with_restarts(
 
 
 def _beside(name: str, work: Callable[[], None]) -> Running:
-    """Do work once, in a thread."""
     return RunningThread(name, lambda _: work())
 
 
@@ -393,27 +393,26 @@ def create_missing(engine: Engine) -> None:
 
 
 def create_views(engine: Engine) -> None:
-    """Create the views of a catalog's lake: those of its tables (`lake.views`), `live`, and
-    `corrected` where there are corrections.
+    """Create the views of a catalog's lake: those of its tables (`lake.views`), `live`, and then
+    those of views.
     """
     lake = engine.lake
     if not lake.is_catalog:
         return
     from watersmeet.lake.by_spark import view_sql  # imports Spark
-    from watersmeet.live import CORRECTED, LIVE, corrected_sql, live_sql
+    from watersmeet.live import LIVE, live_sql
 
     # The tables may still lack columns that rules of now need.
-    of_tables = {view.parts[0].table for view in lake.views.values()}
-    existing = {table: {*engine.reader.columns(table).names, "source"} for table in of_tables}
-    queries = {
-        name: view_sql(lake, name, existing[view.parts[0].table])
-        for name, view in lake.views.items()
-    }
+    of_tables = {part.table for view in lake.views.values() for part in view.parts}
+    columns = {table: engine.reader.columns(table).names for table in of_tables}
+    queries = {name: view_sql(lake, name, columns) for name in lake.views}
     queries[LIVE] = live_sql(lake, lake.settings)
-    if tables.has_corrections(lake.settings):
-        queries[CORRECTED] = corrected_sql(lake, lake.settings)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(engine.create_view, queries, queries.values()))
+    for view in lake.derived.values():
+        engine.create_view(
+            view.name, view.of({name: lake.own_address(name) for name in view.reads})
+        )
 
 
 def evolve_schema(engine: Engine, names: Sequence[str]) -> bool:

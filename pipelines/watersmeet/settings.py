@@ -1,18 +1,17 @@
 """The typed configuration: nonsense is refused here, in one sentence, before anything is started.
 
-The sentence says what is wrong, where (file and dotted path) and what would be right. It never
-contains a value that came from the environment, nor one of `kafka.options` or `storage`, since
-either may be a secret.
+The sentence says what is wrong, where (file and dotted path) and what would be right. It contains
+no value from the environment, `kafka.options` or `storage`: either may be a secret.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
     Discriminator,
@@ -42,73 +41,29 @@ from watersmeet.configuration.sources import (
     recorded,
     written,
 )
-from watersmeet.configuration.values import (
-    RESERVED_NAMES,
-    StartOffsets,
-    StartTimestamp,
-    parse_duration,
-)
-from watersmeet.core.bounds import BOUNDS, Bounds
+from watersmeet.configuration.values import StartOffsets as StartOffsets
+from watersmeet.configuration.values import StartTimestamp as StartTimestamp
 from watersmeet.core.inputs import InputId, names_of, of_source
-from watersmeet.core.paths import parse_path
-from watersmeet.core.window import Closing, Window
+from watersmeet.core.texts import parse_path
+from watersmeet.core.window import BOUNDS, Bounds, Window
 from watersmeet.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:  # heavy, and the command line starts without it
+    from watersmeet.core.plan import Rules
     from watersmeet.core.reading import ReadingRules
 
-__all__ = [
-    "RESERVED_NAMES",
-    "CatalogLake",
-    "Settings",
-    "StartOffsets",
-    "StartTimestamp",
-    "load_settings",
-    "parse_duration",
-]
-
-
-_KAFKA_RULES = {"max_record_bytes": "max_record_bytes"}
-_MERGE_RULES = {
-    "timeout": "timeout_ms",
-    "window": "window_by_gap",
-    "max_future": "max_future_ms",
-    **{name: name for name in ("max_parts", "max_bytes")},
-}
-_TENANT_RULES = {"tenant_max_lag": "tenant_max_lag_ms"}
-_PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes", "corrections")}
-_SOURCE_RULES = {
-    "schema": "schema_file",
-    "id": "id_path",
-    **{name: name for name in ("key", "event_time", "where", "heartbeat", "tombstone")},
-}
-"""Rules that may change in an existing lake (in all of these mappings): names in YAML, with the
-attributes.
-"""
-
-_TENANT = {"tenant": "tenant"}
-"""The path of tenants in the merge and in sources, which never changes in a lake."""
-
-_KEPT = frozenset(
-    path
-    for section, names in (
-        (("kafka",), _KAFKA_RULES),
-        (("merge",), _MERGE_RULES | _TENANT_RULES | _TENANT),
-        (("publish",), _PUBLISH_RULES),
-        (("sources", ANY), _SOURCE_RULES | _TENANT),
-    )
-    for path in ((*section, name) for name in names)
-    if path[-1] != "schema"
-)
-"""Fields that a lake keeps as the file has them, which a schema is not: its text is kept."""
+# Attributes that are rules, which may change in a lake. (The path of tenants never does.)
+_KAFKA_RULES = ("max_record_bytes",)
+_MERGE_RULES = ("timeout_ms", "window_by_gap", "max_future_ms", "max_parts", "max_bytes")
+_TENANT_RULES = ("tenant_max_lag_ms",)
+_PUBLISH_RULES = ("valid", "value", "max_bytes", "corrections")
+_SOURCE_RULES = ("schema_file", "id_path", "key", "event_time", "where", "heartbeat", "tombstone")
 
 _PLACES = ("key", "event_time")
 """Rules of sources that lakes record in a form of their own (`recorded`)."""
 
 _SINCE = "schema_since"
-"""Entry beside the rule `schema`, where a schema of bare Avro has changed: by partition, the first
-offset whose value was written with it.
-"""
+"""Entry beside `schema` where bare Avro has changed: the first offsets written with it."""
 
 
 class CatalogLake(Part):
@@ -133,39 +88,29 @@ class KafkaSettings(Part):
 class WindowSettings(Part):
     """The time that a merge record stays open after its last part, and at most after its first."""
 
-    gap_ms: kinds.PositiveDuration = Field(validation_alias="gap", examples=["30m"])
-    max_ms: kinds.PositiveDuration = Field(validation_alias="max", examples=["12h"])
+    gap_ms: kinds.PositiveDuration = Field(examples=["30m"])
+    max_ms: kinds.PositiveDuration = Field(examples=["12h"])
 
     @model_validator(mode="after")
     def _is_not_over_before_the_gap(self) -> "WindowSettings":
         if self.max_ms < self.gap_ms:
-            raise RefusedError(
-                "{path} is shorter than the gap",
-                "max",
-                fix="give it the length of the gap at least",
-            )
+            fix = "give it the length of the gap at least"
+            raise RefusedError("{path} is shorter than the gap", "max", fix=fix)
         return self
 
 
 class MergeSettings(Part):
-    """Settings of the merge: its window, its tenants and the size of a batch.
+    """Settings of the merge: its window (a timeout, or by gap), its tenants and a batch's size."""
 
-    The window says how long a merge record stays open: a timeout, or a window by gap.
-    """
-
-    timeout_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="timeout")
+    timeout_ms: kinds.PositiveDuration | None = None
     window_by_gap: WindowSettings | None = Field(default=None, validation_alias="window")
     tenant: kinds.DottedPath | None = None
-    tenant_max_lag_ms: kinds.Duration | None = Field(
-        default=None, validation_alias="tenant_max_lag"
-    )
-    max_future_ms: kinds.Duration = Field(default=86_400_000, validation_alias="max_future")
+    tenant_max_lag_ms: kinds.Duration | None = None
+    max_future_ms: kinds.Duration = 86_400_000
     max_records_per_batch: kinds.Count = 1_000_000
     max_parts: kinds.Count = BOUNDS.max_parts
     max_bytes: kinds.Size = BOUNDS.max_bytes
-    idle_after_ms: kinds.PositiveDuration | None = Field(
-        default=None, validation_alias="idle_after"
-    )
+    idle_after_ms: kinds.PositiveDuration | None = None
     _had_window: bool = PrivateAttr(default=False)
 
     @property
@@ -181,10 +126,11 @@ class MergeSettings(Part):
         return Bounds(self.max_parts, self.max_bytes)
 
     @property
-    def closing(self) -> Closing:
-        """The rules that decide when merge records close."""
-        window = self.window
-        return Closing(window.gap_ms, window.longest_ms, self.tenant_max_lag_ms or 0)
+    def rules(self) -> "Rules":
+        """The rules of the merge, without what earlier epochs have left."""
+        from watersmeet.core.plan import Rules  # imports Arrow, which a usage error does not need
+
+        return Rules(self.window, lag_ms=self.tenant_max_lag_ms, bounds=self.bounds)
 
     @property
     def has_tenants(self) -> bool:
@@ -193,8 +139,7 @@ class MergeSettings(Part):
 
     @property
     def longest_ms(self) -> int:
-        """The longest time for which a merge record may take records, by the clock: its window and,
-        with tenants, the lag by which their clocks may be behind."""
+        """The longest time that a merge record may take records: its window, and tenants' lag."""
         return self.window.longest_ms + (self.tenant_max_lag_ms or 0)
 
     def check_tenants(self, option: str, value: object) -> None:
@@ -206,8 +151,7 @@ class MergeSettings(Part):
     def shows_closing(self) -> bool:
         """True where answers show until when merge records could be joined, and what closed them.
 
-        They do with tenants or a window by gap, or if there was either before: else both follow
-        from the event time.
+        With a timeout and no tenants, now and before, both follow from the event time.
         """
         return self._had_window or self.has_tenants or not self.window.is_timeout
 
@@ -221,39 +165,28 @@ class MergeSettings(Part):
         """Return these settings with another window, as if there had never been one before."""
         if window.max_ms is None:
             return self.changed(timeout_ms=window.gap_ms, window_by_gap=None)
-        return self.changed(
-            timeout_ms=None,
-            window_by_gap=WindowSettings(gap_ms=window.gap_ms, max_ms=window.max_ms),
-        )
+        by_gap = WindowSettings(gap_ms=window.gap_ms, max_ms=window.max_ms)
+        return self.changed(timeout_ms=None, window_by_gap=by_gap)
 
     @model_validator(mode="after")
     def _has_one_window(self) -> "MergeSettings":
         if self.timeout_ms is None and self.window_by_gap is None:
-            raise RefusedError(
-                "required field `{path}` is missing",
-                "timeout",
-                fix="add it, such as `timeout: 30m`",
-            )
+            fix = "add it, such as `timeout: 30m`"
+            raise RefusedError("required field `{path}` is missing", "timeout", fix=fix)
         if self.timeout_ms is not None and self.window_by_gap is not None:
-            raise RefusedError(
-                "`{path}` has both `timeout` and `window`", fix="leave one of them out"
-            )
+            what = "`{path}` has both `timeout` and `window`"
+            raise RefusedError(what, fix="leave one of them out")
         return self
 
     @model_validator(mode="after")
     def _has_tenants_with_a_lag(self) -> "MergeSettings":
         if self.has_tenants and self.tenant_max_lag_ms is None:
-            raise RefusedError(
-                "required field `{path}` is missing where there is a tenant",
-                "tenant_max_lag",
-                fix="add it, such as `tenant_max_lag: 24h`",
-            )
+            what = "required field `{path}` is missing where there is a tenant"
+            fix = "add it, such as `tenant_max_lag: 24h`"
+            raise RefusedError(what, "tenant_max_lag", fix=fix)
         if not self.has_tenants and self.tenant_max_lag_ms is not None:
-            raise RefusedError(
-                "{path} is for a merge with `tenant` alone",
-                "tenant_max_lag",
-                fix="add that, or leave this out",
-            )
+            what = "{path} is for a merge with `tenant` alone"
+            raise RefusedError(what, "tenant_max_lag", fix="add that, or leave this out")
         return self
 
 
@@ -264,11 +197,10 @@ class SilverSettings(Part):
 
 
 class CorrectionSettings(Part):
-    """The topic of corrections, how late a record may be that is corrected, and how many
-    corrections a merge record may have."""
+    """The topic of corrections, for how late records they are, and how many a key may have."""
 
     topic: kinds.TopicName = Field(examples=["merged-corrections"])
-    within_ms: kinds.Duration = Field(validation_alias="within", examples=["7d"])
+    within_ms: kinds.Duration = Field(examples=["7d"])
     max_versions: kinds.Count = 1_000
 
 
@@ -282,16 +214,13 @@ class PublishSettings(Part):
     delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
     late_topic: kinds.TopicName | None = None
     quarantine_topic: kinds.TopicName | None = None
-    retention_ms: kinds.Retention | None = Field(default=None, validation_alias="retention")
+    retention_ms: kinds.Retention | None = None
     corrections: CorrectionSettings | None = None
     _earlier_corrections_topic: str | None = PrivateAttr(default=None)
 
     @property
     def corrections_topic(self) -> str | None:
-        """The topic of corrections; None where a living lake has never had any.
-
-        It stays where late records are no longer corrected: those that are pending still are.
-        """
+        """The topic of corrections, also where only pending ones are left to be sent."""
         topic = self.corrections and self.corrections.topic
         return topic or self._earlier_corrections_topic
 
@@ -313,9 +242,7 @@ class PublishSettings(Part):
 
     @property
     def dead_letter_topics(self) -> dict[str, str]:
-        """The topics of dead letters, by the table of the records: `late`, `quarantine`, or
-        neither.
-        """
+        """The topics of dead letters, by the table of the records (`late`, `quarantine`)."""
         topics = {"late": self.late_topic, "quarantine": self.quarantine_topic}
         return {table: topic for table, topic in topics.items() if topic is not None}
 
@@ -333,20 +260,28 @@ class PublishSettings(Part):
         return fields if topic is None else {**fields, "corrections.topic": topic}
 
 
+BASES_KEPT: Final = 8
+"""How many times the merge's state is saved while the shortest `keep` passes: bronze has up to an
+eighth more than it must."""
+
+
 class KeepSettings(Part):
     """The time that rows of a table are kept, in event time behind the clock; None: for ever."""
 
-    bronze_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="bronze")
-    silver_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="silver")
-    late_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="late")
-    quarantine_ms: kinds.PositiveDuration | None = Field(
-        default=None, validation_alias="quarantine"
-    )
+    bronze_ms: kinds.PositiveDuration | None = None
+    silver_ms: kinds.PositiveDuration | None = None
+    late_ms: kinds.PositiveDuration | None = None
+    quarantine_ms: kinds.PositiveDuration | None = None
+
+    @property
+    def base_every_ms(self) -> int | None:
+        """The time by the clock after which the merge's state is saved again; None: never."""
+        kept = [ms for ms in (self.bronze_ms, self.silver_ms, self.late_ms) if ms is not None]
+        return min(kept) // BASES_KEPT if kept else None
 
 
 class QualitySettings(Part):
-    """The user's suites of expectations, and after how many batches of silver a run checks them
-    beside the stream."""
+    """The user's suites, and after how many batches of silver a run checks them."""
 
     suites: list[kinds.Schema] = Field(default_factory=list)
     every: kinds.Count | None = None
@@ -368,10 +303,8 @@ class LineageSettings(Part):
     @model_validator(mode="after")
     def _goes_to_one_place(self) -> "LineageSettings":
         if (self.file is None) == (self.url is None):
-            raise RefusedError(
-                "`{path}` needs one of `file` and `url`",
-                fix="name a file, or the URL of an OpenLineage backend",
-            )
+            fix = "name a file, or the URL of an OpenLineage backend"
+            raise RefusedError("`{path}` needs one of `file` and `url`", fix=fix)
         return self
 
 
@@ -380,8 +313,7 @@ def _shape_of_lake(value: object) -> str:
 
 
 class Settings(Part):
-    """The whole configuration; paths are absolute, durations in ms, sizes in bytes, sources in
-    their written order."""
+    """The whole configuration; absolute paths, durations in ms, sizes in bytes, sources in turn."""
 
     name: kinds.Name = Field(examples=["shop"])
     engine: Literal["spark", "embedded"] = "spark"
@@ -392,30 +324,28 @@ class Settings(Part):
     storage: kinds.Options = Field(default_factory=dict)
     spark: kinds.Options = Field(default_factory=dict)
     checkpoints: kinds.Location = Field(default=None, validate_default=True)
+    durable: bool = True
     kafka: KafkaSettings
     sources: dict[kinds.SourceName, SourceSettings] = Field(min_length=2)
     merge: MergeSettings
     silver: SilverSettings = SilverSettings()
     publish: PublishSettings
-    retention_ms: kinds.Retention = Field(default=604_800_000, validation_alias="retention")
+    retention_ms: kinds.Retention = 604_800_000
     keep: KeepSettings = KeepSettings()
     quality: QualitySettings = QualitySettings()
     metrics: MetricsSettings | None = None
     lineage: LineageSettings | None = None
 
     def reading_rules(self, source: str) -> "ReadingRules":
-        """Return how a source's records are read.
-
-        Of the sources of one topic, the first one refuses what none of them can decode.
-        """
+        """Return a source's rules; the first of a topic's sources refuses the undecodable."""
         source_settings = self.sources[source]
-        first = next(
+        of_topics = [
             name for name, other in self.sources.items() if other.topics == source_settings.topics
-        )
+        ]
         rules = source_settings.reading_rules(
             self.merge.max_future_ms,
             self.tenant_paths.get(source),
-            leaves_undecodable=source != first,
+            leaves_undecodable=source != of_topics[0],
         )
         record_id = parse_path(source_settings.id_path or "") if self.has_ids else None
         return replace(rules, max_record_bytes=self.kafka.max_record_bytes, id=record_id)
@@ -433,23 +363,15 @@ class Settings(Part):
 
     @property
     def hidden_names(self) -> frozenset[str]:
-        """Names of columns and counts that say nothing in this lake, so that no answer has them.
-
-        They are those of tenants without tenants, of ids without ids, of corrections without any,
-        of topics where each source has one, and of closing times where merge records do not say
-        them.
-        """
-        says = {
-            "topic": len(self.inputs) > len(self.sources),
-            **dict.fromkeys(("duplicates", "id_path"), self.has_ids),
-            **dict.fromkeys(("due", "closed_at"), self.merge.shows_closing),
-            **dict.fromkeys(("tenant", "tenant_max_lag_ms", "waiting"), self.merge.has_tenants),
-            **dict.fromkeys(
-                ("corrections", "corrections_published", "too_many"),
-                self.publish.corrections_topic is not None,
-            ),
-        }
-        return frozenset(name for name, is_said in says.items() if not is_said)
+        """Names of columns and counts that say nothing in this lake, so that no answer has them."""
+        by_reason = (
+            (len(self.inputs) > len(self.sources), ("topic",)),
+            (self.has_ids, ("duplicates", "id_path")),
+            (self.merge.shows_closing, ("due", "closed_at")),
+            (self.merge.has_tenants, ("tenant", "tenant_max_lag_ms", "waiting")),
+            (self.publish.corrections_topic, ("corrections", "corrections_published", "too_many")),
+        )
+        return frozenset(name for is_said, names in by_reason if not is_said for name in names)
 
     @property
     def inputs(self) -> tuple[InputId, ...]:
@@ -474,12 +396,9 @@ class Settings(Part):
         return {name: input_id for input_id, name in self.input_names.items()}
 
     def rules(self) -> dict[str, Any]:
-        """Return everything that decides the output and may change in an existing lake.
-
-        The rules are JSON values, by dotted path.
-        """
+        """Return all that decides the output and may change in a lake: JSON by dotted path."""
         rules: dict[str, Any] = {}
-        for *path, part, names in self._ruled():
+        for path, part, names in self._ruled():
             values = part.model_dump(include=set(names.values()))
             for name, attribute in names.items():
                 value = values[attribute]
@@ -487,64 +406,59 @@ class Settings(Part):
                     value = _schema_text(part.schema_file)
                 elif name in _PLACES:
                     value = recorded(value)
-                rules[".".join([*path, name])] = value
+                rules[f"{path}.{name}"] = value
             if "schema" in names and part.schema_file and part.schema_file.since:
                 since = {str(p): offset for p, offset in part.schema_file.since.items()}
-                rules[".".join([*path, _SINCE])] = since
+                rules[f"{path}.{_SINCE}"] = since
         return rules
 
     @property
     def fingerprint(self) -> str:
         """Eight hexadecimal digits for the rules of reading and grouping.
 
-        These rules decide what merge records there are. Rules with their default value do not
-        count, so that the fingerprint stays the same when a later version adds rules.
+        Rules with their default do not count, so that it stays when a later version adds rules.
         """
         rules = self.rules()
         window = self.merge.window
         facts: dict[str, Any] = {"merge.window": [window.gap_ms, window.longest_ms]}
-        for *path, part, names in self._ruled():
+        for path, part, names in self._ruled():
             for name, attribute in names.items():
-                value = rules[".".join([*path, name])]
-                if (
-                    path[0] == "publish"
-                    or name in ("timeout", "window")
-                    or value == type(part).model_fields[attribute].default
-                ):
+                value = rules[f"{path}.{name}"]
+                is_default = value == type(part).model_fields[attribute].default
+                if path == "publish" or name in ("timeout", "window") or is_default:
                     continue
                 if name == "schema":  # in which the order of names means nothing
                     with suppress(ValueError):
                         value = json.loads(value)
-                facts[".".join([*path, name])] = value
+                facts[f"{path}.{name}"] = value
         facts |= {f"sources.{name}.tenant": path for name, path in self.tenant_paths.items()}
         document = json.dumps(facts, sort_keys=True, default=str)
         return hashlib.sha256(document.encode()).hexdigest()[:8]
 
     def under(self, rules: Mapping[str, Any]) -> "Settings":
         """Return these settings with later rules, as `rules` of other settings returned them."""
-        changed: dict[tuple[str, ...], Part] = {}
-        for *path, part, names in self._ruled():
+        changed: dict[str, Any] = {}
+        for path, part, names in self._ruled():
             values = {}
             for name, attribute in names.items():
-                field = ".".join([*path, name])
+                field = f"{path}.{name}"
                 model_field = type(part).model_fields[attribute]
                 if field in rules:
                     values[attribute] = written(rules[field]) if name in _PLACES else rules[field]
                 # The rule did not exist yet when the others were kept.
-                elif name not in _TENANT_RULES and not model_field.is_required():
+                elif attribute not in _TENANT_RULES and not model_field.is_required():
                     values[attribute] = model_field.default
             if "schema_file" in values:
-                since = rules.get(".".join([*path, _SINCE]), {})
+                since = rules.get(f"{path}.{_SINCE}", {})
                 values["schema_file"] = _next_schema(part.schema_file, values["schema_file"], since)
-            changed[tuple(path)] = part.changed(**values)
-        merge = cast(MergeSettings, changed["merge",]).after(self.merge)
+            changed[path] = part.changed(**values)
         sources = {
-            name: cast(SourceSettings, changed["sources", name]).after(source)
-            for name, source in self.sources.items()
+            name: changed[f"sources.{name}"].after(source) for name, source in self.sources.items()
         }
-        publish = cast(PublishSettings, changed["publish",]).after(self.publish)
-        parts = {"kafka": changed["kafka",], "publish": publish}
-        return self.model_copy(update={"merge": merge, "sources": sources, **parts})
+        merge = changed["merge"].after(self.merge)
+        publish = changed["publish"].after(self.publish)
+        parts = {"kafka": changed["kafka"], "merge": merge, "publish": publish}
+        return self.model_copy(update={"sources": sources, **parts})
 
     @property
     def registries(self) -> dict[str, RegistrySettings]:
@@ -554,17 +468,10 @@ class Settings(Part):
     @property
     def repartitioned(self) -> dict[str, RepartitionSettings]:
         """The settings of repartitioning, by the source whose topic is written."""
-        return {
-            name: source.repartition
-            for name, source in self.sources.items()
-            if source.repartition is not None
-        }
+        return {name: s.repartition for name, s in self.sources.items() if s.repartition}
 
     def before_epochs(self) -> "Settings":
-        """Return these settings as those of a lake that has had no rules yet that leave a trace.
-
-        These are schemas, ids, windows and corrections.
-        """
+        """Return these settings as those of a lake without schemas, ids, windows, corrections."""
         sources = {
             name: source.changed(schema_file=None, id_path=None)
             for name, source in self.sources.items()
@@ -573,29 +480,18 @@ class Settings(Part):
         publish = self.publish.changed(corrections=None)
         return self.model_copy(update={"sources": sources, "merge": merge, "publish": publish})
 
-    def _ruled(self) -> list[tuple[Any, ...]]:
-        """Return the parts that have rules.
-
-        For each part: its path, the part, and the attributes that are rules by their names in YAML.
-        """
-        merge_rules = {
-            name: attribute
-            for name, attribute in (_MERGE_RULES | _TENANT_RULES).items()
-            if attribute not in self.hidden_names
-        }
-        return [
-            ("kafka", self.kafka, _KAFKA_RULES),
-            ("merge", self.merge, merge_rules),
-            ("publish", self.publish, _PUBLISH_RULES),
-            *(("sources", name, source, _SOURCE_RULES) for name, source in self.sources.items()),
-        ]
+    def _ruled(self) -> Iterator[tuple[str, Any, dict[str, str]]]:
+        # By part: its path, the part, and the attributes that are rules by their names in YAML.
+        tenants = _TENANT_RULES if self.merge.has_tenants else ()
+        yield "kafka", self.kafka, KafkaSettings.attributes(*_KAFKA_RULES)
+        yield "merge", self.merge, MergeSettings.attributes(*_MERGE_RULES, *tenants)
+        yield "publish", self.publish, PublishSettings.attributes(*_PUBLISH_RULES)
+        for name, source in self.sources.items():
+            yield f"sources.{name}", source, SourceSettings.attributes(*_SOURCE_RULES)
 
     @property
     def digest(self) -> str:
-        """A digest of all settings except locations, credentials and monitoring.
-
-        It is equal for two runs that do the same.
-        """
+        """A digest of all settings but locations, credentials and monitoring."""
         places: Any = dict.fromkeys(
             ["engine", "lake", "storage", "spark", "checkpoints", "quality", "metrics", "lineage"],
             True,
@@ -619,45 +515,32 @@ class Settings(Part):
         if "lake" not in info.data:  # which is refused itself
             return "."
         if isinstance(info.data["lake"], CatalogLake):
-            raise RefusedError(
-                "`{path}` is needed where the lake is a catalog",
-                fix="name a folder or an object-store URI",
-            )
+            what = "`{path}` is needed where the lake is a catalog"
+            raise RefusedError(what, fix="name a folder or an object-store URI")
         return f"{info.data['lake']}/_checkpoints"
 
     @model_validator(mode="after")
     def _reads_and_writes_each_topic_once(self) -> "Settings":
         used: dict[str, str] = {}
-        roles: set[str] = set()
-        """Topics from which each source so far takes only its own records."""
+        roles: set[str] = set()  # topics of which each source so far takes its own records alone
 
         def use(topic: str, by: str, right: str, *at: str, is_role: bool = False) -> None:
-            """Record what a topic is used for.
-
-            Raises RefusedError if it already has a use, unless all its uses are roles.
-            """
             if is_role and topic not in used:
                 roles.add(topic)
             if topic in used and not (is_role and topic in roles):
                 raise RefusedError(f"{{path}} is the topic of {used[topic]} too", *at, fix=right)
             used[topic] = by
 
+        of_several = {t for s in self.sources.values() if len(s.topics) > 1 for t in s.topics}
         for name, source in self.sources.items():
             right = (
-                "give each source a topic of its own, or each of the two its own records with "
+                "a source of several topics shares none of them; give each source topics of its own"
+                if of_several.intersection(source.topics)
+                else "give each source a topic of its own, or each of the two its own records with "
                 "`where`"
             )
-            if any(
-                len(other.topics) > 1 and set(source.topics) & set(other.topics)
-                for other in self.sources.values()
-            ):
-                right = (
-                    "a source of several topics shares none of them; give each source topics of "
-                    "its own"
-                )
-            is_role = (
-                source.where is not None and source.repartition is None and len(source.topics) == 1
-            )
+            is_role = source.where is not None and source.repartition is None
+            is_role = is_role and len(source.topics) == 1
             for topic in source.topics:
                 use(topic, f"source `{name}`", right, "sources", name, "topic", is_role=is_role)
         for name, repartition in self.repartitioned.items():
@@ -684,27 +567,8 @@ class Settings(Part):
                     "{path} is too short for what a correction needs",
                     "keep",
                     name,
-                    fix=(
-                        f"keep more than {needed_ms}ms (`publish.corrections.within`, and twice "
-                        "the gap and the longest time of the window), or correct less"
-                    ),
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _keeps_what_tenants_need(self) -> "Settings":
-        """Refuse `keep` where there are tenants.
-
-        Where history begins within a lake, nothing says which records waited for their tenants
-        then.
-        """
-        for name in ("bronze", "silver", "late"):
-            if self.merge.has_tenants and getattr(self.keep, f"{name}_ms") is not None:
-                raise RefusedError(
-                    "{path} is not possible where there are tenants",
-                    "keep",
-                    name,
-                    fix="leave it out",
+                    fix=f"keep more than {needed_ms}ms (`publish.corrections.within`, and twice "
+                    "the gap and the longest time of the window), or correct less",
                 )
         return self
 
@@ -714,55 +578,44 @@ class Settings(Part):
         for name, source in self.sources.items():
             at = "sources", name, "tenant"
             if source.tenant is not None and not self.merge.has_tenants:
-                raise RefusedError(
-                    "{path} is for a merge with `merge.tenant` alone",
-                    *at,
-                    fix="add that, or leave this out",
-                )
+                what = "{path} is for a merge with `merge.tenant` alone"
+                raise RefusedError(what, *at, fix="add that, or leave this out")
             first = first_sources.setdefault(source.topics[0], name)
             path = self.tenant_paths.get(name)
             other = self.tenant_paths.get(first)
             if path != other:  # in a topic, the records of one source move the others' time
-                raise RefusedError(
-                    f"{{path}}: `{path}` is not `{other}`, where source `{first}` of the same "
-                    "topic has its tenants",
-                    *at,
-                    fix="give both the same path",
-                )
+                where = f"where source `{first}` of the same topic has its tenants"
+                what = f"{{path}}: `{path}` is not `{other}`, {where}"
+                raise RefusedError(what, *at, fix="give both the same path")
         return self
 
     @model_validator(mode="after")
     def _has_one_number_of_partitions(self) -> "Settings":
-        counts = {name: repartition.partitions for name, repartition in self.repartitioned.items()}
-        for name, count in counts.items():
-            if count != (first := next(iter(counts.values()))):
-                raise RefusedError(
-                    f"{{path}}: {count} is not the {first} of source `{next(iter(counts))}`",
-                    *("sources", name, "repartition", "partitions"),
-                    fix="give all sources the same number",
-                )
+        counts = [(name, each.partitions) for name, each in self.repartitioned.items()]
+        for name, count in counts:
+            first, first_count = counts[0]
+            if count != first_count:
+                what = f"{{path}}: {count} is not the {first_count} of source `{first}`"
+                at = ("sources", name, "repartition", "partitions")
+                raise RefusedError(what, *at, fix="give all sources the same number")
         return self
 
     @model_validator(mode="after")
     def _begins_with_its_own_sources(self) -> "Settings":
         named = self.kafka.start.offsets if isinstance(self.kafka.start, StartOffsets) else {}
-        for name in named:
-            if name not in self.inputs_by_name:
-                at = ("kafka", "start", "offsets", name)
-                instead = known_instead(name, list(self.inputs_by_name))
-                if name in self.sources:
-                    example = self.input_names[of_source(self.inputs, name)[0]]
-                    instead = f"name each by its topic, such as `{example}`"
-                    raise RefusedError("{path} has several topics", *at, fix=instead)
-                raise RefusedError("{path} is not a source", *at, fix=instead)
+        for name in (name for name in named if name not in self.inputs_by_name):
+            what = "{path} is not a source"
+            instead = known_instead(name, list(self.inputs_by_name))
+            if name in self.sources:
+                what = "{path} has several topics"
+                example = self.input_names[of_source(self.inputs, name)[0]]
+                instead = f"name each by its topic, such as `{example}`"
+            raise RefusedError(what, "kafka", "start", "offsets", name, fix=instead)
         return self
 
 
 def _schema_text(schema: kinds.SchemaFile | None) -> str | None:
-    """Return a schema's JSON without insignificant white space.
-
-    Its fields keep their order, which is that of the columns.
-    """
+    # Its fields keep their order, which is that of the columns.
     if schema is None:
         return None
     try:
@@ -774,11 +627,6 @@ def _schema_text(schema: kinds.SchemaFile | None) -> str | None:
 def _next_schema(
     before: kinds.SchemaFile | None, text: str | None, since: Mapping[str, int]
 ) -> kinds.SchemaFile | None:
-    """Return the schema of an epoch.
-
-    `before`: the schema of the epoch before it. `since`: by partition, the first offset whose value
-    was written with it.
-    """
     if text is None or before is None:
         return None if text is None else kinds.SchemaFile(Path("epochs"), text.encode())
     if before.text == text.encode():
@@ -789,12 +637,22 @@ def _next_schema(
     )
 
 
-def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read and check a configuration file.
+_KEPT = frozenset(
+    (*section, name)
+    for section, names in (
+        (("kafka",), KafkaSettings.attributes(*_KAFKA_RULES)),
+        (("merge",), MergeSettings.attributes(*_MERGE_RULES, *_TENANT_RULES, "tenant")),
+        (("publish",), PublishSettings.attributes(*_PUBLISH_RULES)),
+        (("sources", ANY), SourceSettings.attributes(*_SOURCE_RULES, "tenant")),
+    )
+    for name in names
+    if name != "schema"
+)
+"""Fields that a lake keeps as the file has them, which a schema is not: its text is kept."""
 
-    Raises ConfigurationError, with one sentence for the first thing that is wrong; the others are
-    its `more`.
-    """
+
+def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read and check a file. Raises ConfigurationError, with what else is wrong as its `more`."""
     try:
         values = read_values(path, os.environ if environ is None else environ, _KEPT)
         return Settings.model_validate(values, context={"folder": path.absolute().parent})
@@ -803,13 +661,8 @@ def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
     except RefusedError as refusal:
         problems = [problem_of(refusal, refusal.at)]
     except RecursionError:
-        problems = [
-            Problem(
-                "is not usable YAML: mappings or lists that contain themselves, or are nested too "
-                "deeply",
-                fix="write them out",
-            )
-        ]
+        nested = "mappings or lists that contain themselves, or are nested too deeply"
+        problems = [Problem(f"is not usable YAML: {nested}", fix="write them out")]
     # Raised outside the handlers, so that the error has no cause that contains values.
     faults = [ConfigurationError(problem.what, path, problem.fix) for problem in problems]
     faults[0].more = faults[1:]

@@ -13,8 +13,8 @@ It is kept by one Delta commit per batch, which holds everything that the batch 
 Before step 4 nothing is known of a batch, and another plan may be made. Afterwards nothing is left
 to do.
 
-If a source is silent, the idle policy may make a decision for it (`running.idle_policy`). The
-decision counts like a record of bronze, and is a row in the commit of the batch that it lets go on.
+If a source is silent, the idle policy may make a decision for it. The decision counts like a record
+of bronze, and is a row in the commit of the batch that it lets go on.
 The lake's newest generation says where the merge begins (`running.generations`).
 """
 
@@ -26,9 +26,11 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from watersmeet.core.idle import Idle, IdleDecision, decide
 from watersmeet.core.merge import Batch
 from watersmeet.core.plan import BatchPlan, End, TopicPartition
 from watersmeet.core.silver import in_silver
+from watersmeet.core.state import State
 from watersmeet.engine import Engine
 from watersmeet.expressions.publish import Expressions
 from watersmeet.faults import fault_point
@@ -36,18 +38,16 @@ from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.decisions import Decided, decision_rows
-from watersmeet.lake.epochs import InheritedLateness
-from watersmeet.lake.generations import Generation, read_generations
+from watersmeet.lake.generations import Generation
 from watersmeet.lake.progress import batch_rows, facts_of
+from watersmeet.lake.state import next_state
 from watersmeet.running.batch_rows import BatchRows
-from watersmeet.running.batches import make_batch
 from watersmeet.running.correcting import Correcting
-from watersmeet.running.ended import end_earlier
-from watersmeet.running.idle_policy import decide_idle
+from watersmeet.running.generations import end_earlier
 from watersmeet.running.outcomes import notify_merge
 from watersmeet.running.owner import Owner, now_ms
-from watersmeet.running.planning import Planner
-from watersmeet.running.recover_planner import recover_planner
+from watersmeet.running.planning import Planner, make_batch
+from watersmeet.running.saving import is_base_due, save_state, saved_clocks
 from watersmeet.settings import Settings
 
 HELD_BATCHES = 2
@@ -59,8 +59,7 @@ class Silver:
     """The merge of one lake over `partitions` Kafka partitions; one owner at a time.
 
     `idle_detector` watches for silent sources; without it the idle policy makes no decision.
-    `ends`: where a rebuild stops. `inherited`: for a rebuild, the lateness inherited from earlier
-    epochs, as the lake has it.
+    `begin` and `ends`: the state that a rebuild starts from, and where it stops.
     """
 
     owner: Owner
@@ -68,8 +67,10 @@ class Silver:
     partitions: int
     idle_detector: IdleDetector | None = None
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
-    inherited: InheritedLateness | None = None
+    begin: State | None = None
     _planner: Planner | None = field(default=None, repr=False)
+    _saved: Mapping[int, int] | None = field(default=None, repr=False)
+    """The clocks (ms) of the newest base."""
     _decided: list[Decided] = field(default_factory=list, repr=False)
     """Idle decisions that the next batch commits."""
 
@@ -94,9 +95,11 @@ class Silver:
     def commit(self, plan: BatchPlan) -> None:
         """Read, merge and commit a planned batch (steps 2 to 4)."""
         planner = self.recover()
+        self.owner.rely_on_what_was_read()
         self._planner = None  # after a failure, only the table knows whether it was committed
         batch = make_batch(self._engine, self.settings, plan, planner, self._generation)
-        commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan))
+        decisions = self.owner.history(self.settings).decisions
+        commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, decisions))
         fault_point("silver.merge")
         with self.owner.step("silver", "merge"):
             self._merge(batch, planner, commit)
@@ -106,6 +109,19 @@ class Silver:
         planner.done(plan)
         self._decided = []
         self._planner = planner
+        self._save(planner.state)
+
+    def _save(self, state: State) -> None:
+        if self.settings.keep.base_every_ms is None:
+            return
+        if self._saved is None:
+            history = self.owner.history(self.settings)
+            reader = self._engine.reader
+            self._saved = saved_clocks(reader, history, self._generation, state.next_batch)
+        if is_base_due(self.settings, self._saved, state.clocks):
+            with self.owner.step("silver", "save"):
+                save_state(self.owner, self.settings, state)
+            self._saved = state.clocks
 
     def complete(self) -> None:
         """Complete what follows from the last reset."""
@@ -119,7 +135,7 @@ class Silver:
         """
         if self._planner is not None:
             return True
-        return bool(read_generations(self._engine.reader, self.settings))
+        return bool(self.owner.history(self.settings).generations)
 
     def recover(self) -> Planner:
         """Return the planner of batches; at first, and after a failure, recovered from the
@@ -128,9 +144,10 @@ class Silver:
         if self._planner is None:
             end_earlier(self.owner, self.settings)
             self._decided = []
-            self._planner = recover_planner(
-                self._engine, self.settings, self._generation, self.ends, self.inherited
-            )
+            reader = self._engine.reader
+            state = self.begin or next_state(reader, self.owner.history(self.settings))
+            size = self._engine.merge_bytes
+            self._planner = Planner(reader, self.settings, state, size, self.ends)
         return self._planner
 
     def _merge(self, batch: Batch, planner: Planner, commit: Commit) -> None:
@@ -142,7 +159,7 @@ class Silver:
         inputs = self._rows.inputs(batch, planner)
         functions = inputs.functions(batch, self._expressions)
         schema = batch.changed_schema()
-        unfinished = self._rows.select_unfinished(batch, planner.clocks, inputs.record_count)
+        unfinished = self._rows.select_unfinished(batch, planner, inputs.record_count)
         following = self._correcting.settling(
             batch, planner.clocks, planner.state.clocks, self._own_rows(batch)
         )
@@ -180,15 +197,17 @@ class Silver:
         """Return the batch that idle decisions about silent laggards let go on; None without."""
         if self.idle_detector is None:
             return None
-        decided = decide_idle(planner, self.idle_detector, self.partitions)
+        decided = _idle_decisions(planner, self.idle_detector, self.partitions)
         if not decided:
             return None
         fault_point("idle.decide")
-        planner.decided(decided)
-        self._decided = decided
+        before = planner.state
+        planner.state = before.deciding(decided)
         plan = planner.next()
-        if plan is None:
-            self._planner = None  # its decisions let nothing go on
+        if plan is None:  # they let nothing go on
+            planner.state = before
+        else:
+            self._decided = decided
         return plan
 
     @cached_property
@@ -206,8 +225,43 @@ class Silver:
     @cached_property
     def _generation(self) -> Generation:
         """The newest generation; no other one begins while this process is the owner."""
-        return read_generations(self._engine.reader, self.settings).newest
+        return self.owner.history(self.settings).generations.newest
 
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
+
+
+def _idle_decisions(planner: Planner, detector: IdleDetector, partitions: int) -> list[Decided]:
+    """Return a decision for each silent source that holds others up, as far as Kafka confirms it.
+
+    A source is silent if nothing has come for long enough, and nothing waits in bronze.
+    """
+    silent = detector.observe(planner.bronze_ends())
+    heads = planner.heads()
+    idle = dict[int, Idle]()
+    for p in range(partitions):
+        partition_heads = {tp.input: head for tp, head in heads.items() if tp.partition == p}
+        inputs = {tp.input for tp in silent if tp.partition == p and not planner.waits(tp)}
+        decision = decide(partition_heads, inputs)
+        if decision is not None and _has_nothing_beyond(planner, detector, p, decision):
+            idle[p] = decision
+    tenant_times = planner.tenant_times(idle)
+    decided = []
+    for p, decision in idle.items():
+        for tp in (TopicPartition(input_id, p) for input_id in decision.inputs):
+            times = planner.raised(tp, tenant_times.get(p, ()))
+            decided.append(
+                (tp, IdleDecision(_last_offset(planner, tp), decision.event_time, times))
+            )
+    return decided
+
+
+def _has_nothing_beyond(planner: Planner, detector: IdleDetector, p: int, decision: Idle) -> bool:
+    after = [TopicPartition(input_id, p) for input_id in decision.inputs]
+    return detector.has_nothing_beyond({tp: _last_offset(planner, tp) for tp in after})
+
+
+def _last_offset(planner: Planner, tp: TopicPartition) -> int:
+    """Return the last offset that the merge has consumed."""
+    return planner.state.cursors[tp].next_offset - 1

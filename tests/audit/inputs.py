@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,8 @@ from tests.support.lakes import CaseLake
 from tests.support.model_lakes import ModelLake
 from tests.support.topics import create_topics
 from watersmeet.audit.evidence import read_evidence
-from watersmeet.audit.problems import Findings
-from watersmeet.audit.verify import check_partition
-from watersmeet.audit.verify_evidence import read_partitions
-from watersmeet.audit.verify_tables import check_batches
-from watersmeet.audit.verify_validity import Validator
+from watersmeet.audit.problems import Report
+from watersmeet.audit.verify import check_tables
 from watersmeet.core.idle import IdleDecision
 from watersmeet.settings import Settings
 
@@ -64,8 +60,10 @@ def problems_in(
 ) -> list[str]:
     """What is found without Kafka."""
     evidence = read_evidence(lake.reader, lake.settings, max(lake.cases) + 1, generation, full=full)
-    findings, judge = Findings("all"), Validator(evidence.epochs)
-    for partition in read_partitions(evidence, judge.evaluated):
-        check_partition(partition, judge, defaultdict(lambda: findings))
-    check_batches(evidence, findings)
-    return [f"{problem.where}: {problem.what}" for problem in findings.described()]
+    report = Report()
+    check_tables(evidence, report)
+    return [
+        f"{problem.where}: {problem.what}"
+        for findings in report.values()
+        for problem in findings.described()
+    ]

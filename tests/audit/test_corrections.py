@@ -7,28 +7,26 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
 
+from tests.ask.test_report import COUNTS, rows
 from tests.audit.inputs import case_of
-from tests.audit.test_report import COUNTS, rows
 from tests.audit.test_show import read
 from tests.laws.test_corrections import ALL_MS, corrections
 from tests.support.cases import SOURCES, Case, cases_with_ids, heartbeat, keyed, rich_cases
 from tests.support.configurations import IDS, settings_for
 from tests.support.corrections import CorrectionModels, late_duplicates_of
-from tests.support.lakes import CaseLake, folder_of
-from watersmeet.audit.explain import explain
-from watersmeet.audit.report import read_report
+from tests.support.lakes import CaseLake
+from watersmeet.ask.explain import explain
+from watersmeet.ask.report import read_report
+from watersmeet.ask.sql import ask
+from watersmeet.ask.status import status
 from watersmeet.audit.show import explain_view, status_view
-from watersmeet.audit.status import status
 from watersmeet.core.correction_model import Correction
 from watersmeet.engine.choice import open_engine
 from watersmeet.lake import tables
-from watersmeet.lake.by_spark import view_sql
-from watersmeet.lake.location import Lake
-from watersmeet.live import corrected_sql
+from watersmeet.lake.published import topic_columns
+from watersmeet.lake.views import derived_views
 from watersmeet.operations.retention import expire
 from watersmeet.running.outcomes import outcomes
 
@@ -42,7 +40,7 @@ NOTED = {
     "first_seq": 0,
     "last_seq": 2,
     "committed_at": 2,
-    "sink": "merged-corrections (1.2)",
+    **topic_columns("merged-corrections (1.2)"),
     "last_settled_at": 5,
     "last_tenant": "",
     "last_u": 4,
@@ -259,16 +257,11 @@ def test_of_a_late_born_record_no_more_is_told_of_a_part_whose_version_keep_has_
     assert explain_view(found)
 
 
-def test_the_documented_view_has_each_merge_record_as_its_last_correction_left_it(
+def test_corrected_has_each_merge_record_as_its_last_correction_left_it(
     corrected: Corrected,
 ) -> None:
-    [statement] = re.findall("```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    silver = DeltaTable(f"{folder_of(corrected.lake.settings)}/{tables.SILVER}")
-    query = QueryBuilder().register(tables.SILVER, silver)
-    documented = statement.removeprefix("CREATE VIEW corrected AS\n").replace(
-        "FROM corrections", "FROM (SELECT * FROM silver WHERE status = 'correction')"
-    )
-    rows = pa.table(query.execute(documented)).to_pylist()
+    lake = corrected.lake
+    rows = ask(lake.reader, lake.settings, "SELECT * FROM corrected").read_all().to_pylist()
     found = Counter(
         (row["partition"], source, part["offset"])
         for row in rows
@@ -307,13 +300,9 @@ def test_a_lake_without_corrections_shows_none(tmp_path: Path) -> None:
 
 
 def test_the_documented_view_is_that_of_a_catalog() -> None:
-    """Its query is a catalog's but for the names of the tables."""
-    lake = {"catalog": "spark_catalog", "schema": "shop"}
-    settings = settings_for(Path("/nowhere"), lake=lake, checkpoints="/nowhere", **corrections())
-    lake_of = Lake(settings)
-    query = corrected_sql(lake_of, settings)
-    query = query.replace(f"({view_sql(lake_of, tables.CORRECTIONS)})", tables.CORRECTIONS)
-    query = query.replace(lake_of.address(tables.SILVER), tables.SILVER)
+    """Its query is a catalog's but for the names of the views."""
+    view = derived_views(settings_for(Path("/nowhere"), **corrections()))[tables.CORRECTED]
+    query = view.of({name: name for name in view.reads})
     [statement] = re.findall("```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     documented = statement.removeprefix("CREATE VIEW corrected AS\n")
     assert documented.split() == query.replace("`", "").split()

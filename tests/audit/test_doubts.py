@@ -17,9 +17,9 @@ from tests.support.configurations import settings_for
 from tests.support.model_lakes import KAFKA_TIME_MS, ModelLake
 from tests.support.rivers import TIMEOUT_MS, River
 from tests.support.topics import produce
+from watersmeet.ask.status import status
 from watersmeet.audit.doubts import FINISHED, local_times_twice
 from watersmeet.audit.show import status_view
-from watersmeet.audit.status import status
 from watersmeet.lake import tables
 
 AWAY_S = 0.2

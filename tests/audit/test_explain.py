@@ -11,24 +11,27 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.support.cases import KEYS, SOURCES, Case, heartbeat, keyed
 from tests.support.configurations import settings_for
+from tests.support.journals import decided
 from tests.support.model_lakes import ModelLake, wall_clock_ms
 from tests.support.topics import Published, consume
-from watersmeet.audit.explain import explain
-from watersmeet.audit.show import utc
+from watersmeet.ask.explain import explain
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.model import MergeRecord
+from watersmeet.core.times import utc
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import Commit
-from watersmeet.lake.epochs import epoch_row
+from watersmeet.lake.epochs import epoch_body
+from watersmeet.lake.journal import RULES
 from watersmeet.lake.location import Lake
 from watersmeet.settings import Settings
 
@@ -290,6 +293,40 @@ def test_what_was_known_is_told_again_as_of_its_time_and_version(river: River, k
     assert explain(reader, river.settings, key) != told
 
 
+class Counting(DeltaRsReader):
+    """A reader that counts its questions."""
+
+    asked = 0
+
+    def query(self, *arguments: Any) -> pa.RecordBatchReader:
+        self.asked += 1
+        return super().query(*arguments)
+
+    def table_rows(self, *arguments: Any) -> pa.Table:
+        self.asked += 1
+        return super().table_rows(*arguments)
+
+    def table_summary(self, *arguments: Any) -> pa.Table:
+        self.asked += 1
+        return super().table_summary(*arguments)
+
+
+def test_of_many_merge_records_no_more_is_asked_than_of_one(tmp_path: Path) -> None:
+    values: dict[str, list[bytes | None]] = {
+        name: [keyed("one", 5), *(keyed("many", n * 300) for n in range(30))] for name in SOURCES
+    }
+    lake = ModelLake(settings_for(tmp_path), {0: Case(values, 100, [*SOURCES] * 31)})
+    for share in (0.3, 0.6, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    asked = {}
+    for key, records in (("one", 1), ("many", 30)):
+        reader = Counting(lake.lake)
+        assert len(explain(reader, lake.settings, key)["records"]) == records
+        asked[key] = reader.asked
+    assert asked["many"] == asked["one"]
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> ModelLake:
     """The batch of a record, which is open."""
@@ -307,14 +344,13 @@ def test_an_open_record_waits_for_the_limit_of_the_rules_of_its_moment(
     small: ModelLake, tmp_path: Path
 ) -> None:
     longer = settings_for(tmp_path, merge__timeout="1h")
-    address = small.lake.address(tables.EPOCHS)
-    write_deltalake(address, epoch_row(small.settings, 0, 0, 1), mode="append")
+    decided(small.lake, RULES, epoch_body(small.settings, 0, 0), 1)
     small.merge()
     version = small.reader.version(tables.SILVER)
     at = wall_clock_ms()
     while wall_clock_ms() <= at:
         pass
-    write_deltalake(address, epoch_row(longer, 1, 2, at), mode="append")
+    decided(small.lake, RULES, epoch_body(longer, 1, 2), at)
     [[then], [now]] = (
         explain(small.reader, longer, "a", as_of)["records"] for as_of in (version, None)
     )
@@ -391,7 +427,7 @@ def test_a_version_whose_files_are_gone_is_refused_in_one_sentence(tmp_path: Pat
         explain(lake.reader, lake.settings, "a", 1)
 
 
-@pytest.mark.parametrize("table", [tables.GENERATIONS, tables.SILVER])
+@pytest.mark.parametrize("table", [tables.JOURNAL, tables.SILVER])
 def test_of_a_lake_without_one_of_its_tables_nothing_is_told(tmp_path: Path, table: str) -> None:
     lake = ModelLake(settings_for(tmp_path), {0: richest_cases(1)[0]})
     lake.arrive()

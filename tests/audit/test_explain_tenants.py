@@ -16,7 +16,7 @@ from tests.support.inputs import record_of
 from tests.support.merges import heads_by_tenant
 from tests.support.model_lakes import ModelLake
 from tests.support.tenants import TenantModels, case_of_records, tenant_case
-from watersmeet.audit.explain import explain
+from watersmeet.ask.explain import explain
 from watersmeet.audit.show import explain_view
 from watersmeet.errors import ConfigurationError
 

@@ -16,16 +16,18 @@ from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
 from tests.support.meanwhile import Meanwhile
 from tests.support.rivers import River
-from watersmeet.audit.explain import explain
+from watersmeet.ask.explain import explain
+from watersmeet.ask.report import read_report
+from watersmeet.ask.status import status
 from watersmeet.audit.problems import SHOWN
 from watersmeet.audit.rebuild import HistoryMovedError, rebuild, rebuilt_settings, verify_against
-from watersmeet.audit.report import read_report
-from watersmeet.audit.status import status
 from watersmeet.audit.verify import verify
 from watersmeet.engine.choice import open_engine
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.generations import InKafka
 from watersmeet.lake.identity import REBUILD_GENERATION, kept_facts
+from watersmeet.lake.journal import CLOSED
 from watersmeet.lake.lease import FORGET, Lease
 from watersmeet.lake.location import Lake
 from watersmeet.lake.table_reader import TableReader
@@ -38,7 +40,7 @@ from watersmeet.running.owner import Owner
 from watersmeet.settings import Settings
 from watersmeet.silver import Silver
 
-pytestmark = [pytest.mark.promise("A16"), pytest.mark.long]
+pytestmark = [pytest.mark.promise("A16"), pytest.mark.long, pytest.mark.fault("owners")]
 
 KEEP = {"bronze": "600ms", "silver": "900ms", "late": "700ms"}
 KEY, PARTITIONS, TOKEN = "a", 2, 10**6
@@ -230,7 +232,7 @@ def jump(settings: Settings, by: int) -> Callable[[Owner], object]:
             tp: cursor.next_offset
             for tp, cursor in Silver(owner, settings, PARTITIONS).recover().state.cursors.items()
         }
-        targets = {tp: Target(offset + by, offset) for tp, offset in at.items()}
+        targets = {tp: Target(offset + by, InKafka("", 0, offset)) for tp, offset in at.items()}
         Jump(
             owner, settings, PARTITIONS, "a test", targets, read_last_messages(settings, PARTITIONS)
         ).commit()
@@ -243,13 +245,14 @@ CUT: list[tuple[str, Callable[[Settings], Callable[[Owner], object]], str, str]]
         ("a jump back", partial(jump, by=-6), operation, table)
         for operation, table in [
             ("update", tables.SILVER),
-            ("append", tables.RESETS),
+            ("decide", CLOSED),
         ]
     ],
-    ("a jump forward", partial(jump, by=2), "append", tables.RESETS),
+    ("a jump forward", partial(jump, by=2), "decide", CLOSED),
 ]
 
 
+@pytest.mark.fault("jumps", "kill")
 @pytest.mark.parametrize(
     ("name", "command", "operation", "table"),
     CUT,
@@ -276,7 +279,7 @@ def test_a_jump_whose_consequences_are_missing_breaks_no_promise(
     assert problems(reader_of(settings), settings) == []
 
 
-@pytest.mark.parametrize("table", [tables.SILVER, tables.GENERATIONS])
+@pytest.mark.parametrize("table", [tables.SILVER, tables.JOURNAL])
 def test_a_jump_that_was_not_decided_leaves_nothing(
     scene: Scene, tmp_path: Path, table: str
 ) -> None:
@@ -285,7 +288,7 @@ def test_a_jump_that_was_not_decided_leaves_nothing(
     settings = scene.copy(tmp_path)
     before = rows(settings, tables.PASSED)
     cut_short(settings, jump(settings, -6), "append", table)
-    assert (rows(settings, tables.PASSED) > before) == (table == tables.GENERATIONS)
+    assert (rows(settings, tables.PASSED) > before) == (table == tables.JOURNAL)
     assert problems(reader_of(settings), settings) == []
     batch(settings)
     assert problems(reader_of(settings), settings) == []
@@ -293,11 +296,11 @@ def test_a_jump_that_was_not_decided_leaves_nothing(
 
 ERASING = [
     ("update", tables.bronze("orders")),
-    ("append", tables.FORGOTTEN),
     ("merge", tables.SILVER),
 ]
 
 
+@pytest.mark.fault("kill")
 @pytest.mark.parametrize(("operation", "table"), ERASING, ids=[table for _, table in ERASING])
 def test_a_key_that_is_half_erased_is_named_with_what_to_do(
     scene: Scene, tmp_path: Path, operation: str, table: str

@@ -14,13 +14,13 @@ from tests.support.configurations import settings_for
 from tests.support.inputs import tp_of
 from tests.support.repartitioning import expected_partition
 from tests.support.topics import create_topics, produce
+from watersmeet.audit.doubts import check_sample
 from watersmeet.audit.partitioning import (
     ENOUGH,
     SAMPLED,
     KeyPartitions,
     Place,
     check_key_partition,
-    check_sample,
 )
 from watersmeet.audit.problems import Findings
 
@@ -128,7 +128,7 @@ def test_other_partitioners_are_seen_in_the_last_records(
         settings = settings_for(
             tmp_path, bootstrap=kafka, **{**more, "sources__tracking": of_source}
         )
-    problems = check_sample(settings, PARTITIONS)
+    problems, _ = check_sample(settings, PARTITIONS)
     assert bool(problems) == is_found
     for problem in problems[:1]:
         assert "never meet" in problem.what
@@ -146,11 +146,11 @@ def test_keys_that_two_tenants_share_need_not_be_in_one_partition(
             kafka, topic, [(partition, keyed(f"key {n}", 1, g=tenant)) for n in range(2 * ENOUGH)]
         )
     plain = settings_for(tmp_path, bootstrap=kafka, **of_sources)
-    assert len(check_sample(plain, 2)) == 1
+    assert len(check_sample(plain, 2)[0]) == 1
     tenants = settings_for(
         tmp_path, bootstrap=kafka, **of_sources, merge__tenant="g", merge__tenant_max_lag="1h"
     )
-    assert check_sample(tenants, 2) == []
+    assert check_sample(tenants, 2)[0] == []
 
 
 def test_only_the_last_records_of_a_partition_are_looked_at(kafka: str, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_only_the_last_records_of_a_partition_are_looked_at(kafka: str, tmp_path
     )
     for topic, records in zip(topics.values(), wrong, strict=True):
         produce(kafka, topic, records)
-    assert len(check_sample(settings, 2)) == 1
+    assert len(check_sample(settings, 2)[0]) == 1
     for topic in topics.values():
         produce(kafka, topic, [(p, keyed("later", 2)) for p in (0, 1) for _ in range(SAMPLED)])
-    assert check_sample(settings, 2) == []
+    assert check_sample(settings, 2)[0] == []

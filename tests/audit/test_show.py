@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from watersmeet.audit.show import SHOWN_PARTS, SHOWN_RECORDS, evolve_view, explain_view, utc
+from watersmeet.audit.show import SHOWN_PARTS, SHOWN_RECORDS, evolve_view, explain_view
+from watersmeet.core.times import utc
 
 
 def read(view: Any) -> list[str]:

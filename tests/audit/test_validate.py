@@ -64,8 +64,8 @@ def test_every_wrong_field_is_named_at_once_and_each_once(tmp_path: Path) -> Non
     problems, warnings, preview = _find_problems(file)
     assert (warnings, preview) == ([], [])
     for field in ("merge.timeout", "publish.delivery", "publish.max_bytes"):
-        assert sum(field in problem["what"] for problem in problems) == 1, problems
-    assert all(problem["where"] == str(file) and problem["fix"] for problem in problems)
+        assert sum(field in problem.what for problem in problems) == 1, problems
+    assert all(problem.where == str(file) and problem.fix for problem in problems)
 
 
 def test_a_compacted_source_is_a_warning(kafka: str, tmp_path: Path) -> None:
@@ -145,12 +145,12 @@ def test_what_is_wrong_in_independent_parts_is_said_together_with_warnings(
     suite = suite_file(tmp_path, "mine", None, *about)
     file.write_text(file.read_text() + f"quality: {json.dumps({'suites': [suite]})}\n")
     problems, warnings, _ = _find_problems(file)
-    said = [f"{problem['where']}: {problem['what']}" for problem in problems]
+    said = [f"{problem.where}: {problem.what}" for problem in problems]
     assert sum("there is no topic" in sentence for sentence in said) == 2
     missing = "silver has no column `colour`"
     assert f"quality.suites: {suite}: expectations[0]: {missing}" in said
     assert len(said) == 3
-    assert any("has the constraint early" in warning["what"] for warning in warnings)
+    assert any("has the constraint early" in warning.what for warning in warnings)
 
 
 def nowhere(settings: Settings, kafka: str) -> Settings:

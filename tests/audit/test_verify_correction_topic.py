@@ -44,8 +44,10 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.epochs import begin_epoch
-from watersmeet.lake.generations import Generation, generation_rows
+from watersmeet.lake.generations import Generation, generation_body, read_generations
+from watersmeet.lake.journal import BEGIN
 from watersmeet.lake.location import Lake
+from watersmeet.lake.published import topic_columns
 from watersmeet.operations.forget import Forgetting
 from watersmeet.operations.retention import expire
 from watersmeet.settings import Settings
@@ -119,17 +121,18 @@ def test_a_right_topic_is_right_with_ids(kafka: str, tmp_path: Path) -> None:
 def test_a_right_topic_is_right_with_tenants_and_through_epochs(kafka: str, tmp_path: Path) -> None:
     rules = [(100, None, 300), (30, 90, 1000), (80, None, 500)]
     lake = new_lake(kafka, tmp_path, "right-tenants", tenant_cases(4), merge=merge_of(rules[0]))
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
     for number, within in enumerate([ALL, "150ms", None]):
         if number:
             lake.settings = limited(with_rules(lake.settings, rules[number]), within)
             next_batch = lake.plans[-1].batch + 1
-            begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch, number)
+            begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch)
         step(lake, (number + 1) / 3)
         assert found_in(lake.settings) == []
     assert len({row[2] for row in corrections_of(lake.reader)}) > 1
 
 
+@pytest.mark.fault("retention", "topics")
 @pytest.mark.long
 def test_what_retention_has_deleted_and_a_topic_made_again_are_no_broken_promise(
     kafka: str, tmp_path: Path
@@ -150,6 +153,7 @@ def test_what_retention_has_deleted_and_a_topic_made_again_are_no_broken_promise
     assert found_in(lake.settings) == []
 
 
+@pytest.mark.fault("jumps")
 @pytest.mark.long
 @pytest.mark.parametrize("is_back", first_then_nightly([True, False]), ids=["back", "on"])
 def test_a_jump_breaks_no_promise(kafka: str, tmp_path: Path, is_back: bool) -> None:
@@ -167,7 +171,7 @@ def test_a_jump_breaks_no_promise(kafka: str, tmp_path: Path, is_back: bool) -> 
     step(lake, 0.9)
     step(lake)
     assert found_in(lake.settings) == []
-    assert len(lake.reader.select(tables.GENERATIONS, ["u"], [[("u", "is not null", None)]])) > 0
+    assert read_generations(lake.reader, lake.settings).newest.correction_tails
 
 
 def case_end(lake: CaseLake, partition: int, source: str, share: float) -> int:
@@ -176,6 +180,7 @@ def case_end(lake: CaseLake, partition: int, source: str, share: float) -> int:
     return arrivals[: round(share * len(arrivals))].count(source)
 
 
+@pytest.mark.fault("lost")
 @pytest.mark.long
 def test_a_lost_lakes_corrections_are_not_compared(kafka: str, tmp_path: Path) -> None:
     given = cases(3)
@@ -187,7 +192,7 @@ def test_a_lost_lakes_corrections_are_not_compared(kafka: str, tmp_path: Path) -
     lake = CaseLake(open_engine(settings), settings, given)
     begin = {tp: case_end(lake, tp.partition, tp.input.source, 0.7) for tp in lake.every}
     first = Generation(0, 0, begin, lost.gold().recover(), correction_tails=tails)
-    lake.owner().append(tables.GENERATIONS, generation_rows(settings, first))
+    lake.owner().decide(BEGIN, generation_body(first), 0)
     step(lake)
     assert found_in(lake.settings) == []
 
@@ -236,6 +241,7 @@ def test_messages_of_forgotten_keys_are_passed_over(kafka: str, tmp_path: Path) 
     assert corrections_of(lake.reader) == []
 
 
+@pytest.mark.fault("retention")
 @pytest.mark.long
 def test_what_keep_has_deleted_is_not_compared(kafka: str, tmp_path: Path) -> None:
     case = late_case()
@@ -278,16 +284,17 @@ def judged_lake(kafka: str, folder: Path, name: str) -> CaseLake:
         "publish__value": "epoch_us(last_event_time)::VARCHAR",
     }
     lake = lake_with(kafka, folder, name, case, **own)
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
     step(lake, 10 / 14)
     update = {"valid": "size(tracking) < 3"}
     changed = lake.settings.publish.model_copy(update=update).after(lake.settings.publish)
     lake.settings = lake.settings.model_copy(update={"publish": changed})
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, 1)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1)
     step(lake)
     return lake
 
 
+@pytest.mark.fault("rules")
 @pytest.mark.long
 def test_valid_and_value_are_judged_by_the_epoch_that_settles(
     kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -459,9 +466,12 @@ class Broken:
         settings = settings_of(
             self.kafka, folder, "corrected", publish__corrections=corrections, **overrides
         )
-        name = Cluster(settings.kafka).identified("broken-corrections")
-        is_noted = altered(sink=lambda row: row["sink"] if row["last_u"] is None else name)
-        rewrite(settings, tables.PUBLISHED, is_noted)
+        name = topic_columns(Cluster(settings.kafka).identified("broken-corrections"))
+        rewrite(
+            settings,
+            tables.PUBLISHED,
+            lambda row: row if row["last_u"] is None else {**row, **name},
+        )
         return settings
 
 
@@ -487,6 +497,7 @@ def broken(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Broken:
 
 
 @pytest.mark.promise("A1")
+@pytest.mark.fault("damage")
 @pytest.mark.parametrize(
     ("delivery", "forgiven"),
     [
@@ -529,6 +540,7 @@ IN_TOPIC = [
 ]
 
 
+@pytest.mark.fault("damage")
 @pytest.mark.parametrize("number", range(len(ROWS)))
 def test_every_fault_in_the_table_is_found(broken: Broken, tmp_path: Path, number: int) -> None:
     """Of the row, and of the message that was right."""

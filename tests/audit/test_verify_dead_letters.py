@@ -30,6 +30,7 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.location import Lake
+from watersmeet.lake.published import sink_of, topic_columns
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
 from watersmeet.settings import Settings
@@ -286,7 +287,11 @@ def broken(lettered: Lettered, folder: Path, name: str) -> tuple[Settings, set[t
     cluster = Cluster(settings.kafka)
     old, new = (s.publish.dead_letter_topics for s in (river.settings, settings))
     sinks = {cluster.identified(old[table]): cluster.identified(new[table]) for table in TABLES}
-    rewrite(settings, tables.DEAD_LETTERS, lambda row: {**row, "sink": sinks[row["sink"]]})
+    rewrite(
+        settings,
+        tables.PUBLISHED,
+        lambda row: {**row, **topic_columns(sinks.get(sink_of(row), sink_of(row)))},
+    )
     return settings, expected
 
 
@@ -308,6 +313,7 @@ def test_what_gold_sent_breaks_no_promise(
     assert found_in(lettered.river.settings, full=full) == []
 
 
+@pytest.mark.fault("damage")
 @pytest.mark.parametrize(
     "read", [pytest.param(3, marks=pytest.mark.nightly), 5_000], ids=["in pieces", "at once"]
 )
@@ -329,6 +335,7 @@ def test_every_letter_that_is_missing_repeated_changed_or_foreign_is_found(
         )
 
 
+@pytest.mark.fault("damage")
 def test_in_a_sample_of_the_records_all_but_some_changes_are_found(
     lettered: Lettered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +351,7 @@ def test_in_a_sample_of_the_records_all_but_some_changes_are_found(
 # -- no false alarm
 
 
+@pytest.mark.fault("retention")
 @pytest.mark.nightly
 def test_letters_that_retention_deleted_are_not_missing(kafka: str, tmp_path: Path) -> None:
     overrides: dict[str, Any] = topics_of_letters("short-letters")
@@ -365,6 +373,7 @@ def test_letters_that_retention_deleted_are_not_missing(kafka: str, tmp_path: Pa
     assert river.broken_promises() == []
 
 
+@pytest.mark.fault("retention")
 @pytest.mark.nightly
 def test_forgotten_records_and_rows_that_ended_leave_their_letters(
     kafka: str, tmp_path: Path
@@ -389,6 +398,7 @@ def test_forgotten_records_and_rows_that_ended_leave_their_letters(
     assert river.broken_promises() == []
 
 
+@pytest.mark.fault("jumps", "lost")
 @pytest.mark.nightly
 def test_jumps_and_lost_lakes_leave_the_letters_that_were_sent(kafka: str, tmp_path: Path) -> None:
     """Reading begins late, goes back before that, and forth; in the end the lake is lost."""

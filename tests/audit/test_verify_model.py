@@ -10,21 +10,30 @@ import pytest
 
 from tests.support.configurations import settings_for
 from tests.support.inputs import input_of, record_of, tp_of
+from watersmeet.audit.comparison import Row
 from watersmeet.audit.evidence import End
 from watersmeet.audit.problems import SHOWN, Findings, answer
-from watersmeet.audit.verify_evidence import PASSED, Outcome
-from watersmeet.audit.verify_model import Arrived, Message, merged_through, outcomes
-from watersmeet.audit.verify_tables import gaps
+from watersmeet.audit.verify_bronze import gaps
+from watersmeet.audit.verify_model import Base, Derivation, Message
+from watersmeet.core.model import MergeRules
 from watersmeet.errors import Problem
 from watersmeet.lake.epochs import Epoch
 
 FIRST = Epoch(0, 0, settings_for(Path(), merge__timeout="100ms"))
 
 
-def through(clock: int | None) -> list[tuple[Epoch, End]]:
-    """One epoch that ended at a clock, having merged all records."""
-    until = {tp_of("tracking", 0): 3, tp_of("orders", 0): 1}
-    return [(FIRST, End(until, {}, {} if clock is None else {0: clock}))]
+COLUMNS = (
+    *("merge_key", "status", "source", "offset", "event_time", "last_event_time", "position"),
+    *("due", "closed_at", "tracking", "orders"),
+)
+
+
+def row_of(status: str, *values: object, tracking: Row = (), orders: Row = ()) -> Row:
+    return ("k", status, None, None, *values, tracking, orders)
+
+
+def alone(status: str, source: str, offset: int, time: int, position: int) -> Row:
+    return ("k", status, source, offset, time, None, position, None, None, None, None)
 
 
 TRACKING = [
@@ -34,49 +43,61 @@ TRACKING = [
 ]
 ORDERS = [(50, record_of("orders", 0, 50, "k"))]
 INPUTS = (input_of("tracking"), input_of("orders"))
-ARRIVED: Arrived = dict(zip(INPUTS, (TRACKING, ORDERS), strict=True))
-TIMED_OUT = Outcome("k", "timed_out", 10, 50, ((INPUTS[0], 0, 10), (INPUTS[1], 0, 50)), 110, 111)
-OPEN = Outcome("k", "open", 200, 200, ((INPUTS[0], 1, 200),), 300)
-LATE = Outcome("k", "late", 90, 200, ((INPUTS[0], 2, 90),))
+TIMED_OUT = row_of(
+    "timed_out", 10, 50, None, 110, 111, tracking=((0, 10, "0"),), orders=((0, 50, "0"),)
+)
+OPEN = row_of("open", 200, 200, None, 300, None, tracking=((1, 200, "1"),))
+LATE = alone("late", "tracking", 2, 90, 200)
 
 
-def out_before(source: str, offset: int, time: int) -> Outcome:
+def out_before(source: str, offset: int, time: int) -> Row:
     """Each of them has its time as its position."""
-    return Outcome("k", PASSED, time, time, ((input_of(source), offset, time),))
+    return alone("passed", source, offset, time, time)
 
 
 def read_back(key: str, event_time: int) -> Message:
     return key, event_time, event_time + 100, event_time + 101, ""
 
 
-def outcomes_at(clock: int | None, *recovered: Message) -> list[Outcome]:
+def rows_at(clock: int | None, *recovered: Message) -> list[Row]:
     """What the model has made of all records when the one epoch ended."""
-    ends = [model for _, model in merged_through(through(clock), 0, ARRIVED, recovered=recovered)]
-    return sorted(outcome for model in ends for outcome in outcomes(model))
+    values = {input_id: dict[int, bytes]() for input_id in INPUTS}
+    rules = MergeRules(INPUTS, 100)
+    base = Base(recovered=recovered)
+    derived = Derivation(rules, 0, base, COLUMNS, values, lambda _, offset: str(offset))
+    for input_id, records in zip(INPUTS, (TRACKING, ORDERS), strict=True):
+        derived.arrive(input_id, records)
+    until = {tp_of("tracking", 0): 3, tp_of("orders", 0): 1}
+    derived.merge(FIRST, End(until, {}, {} if clock is None else {0: clock}))
+    return in_order([*derived.finished(), *derived.unfinished()])
 
 
-def test_a_keys_outcomes_are_those_of_the_model() -> None:
-    assert outcomes_at(200) == sorted([TIMED_OUT, OPEN, LATE])
-    assert outcomes_at(None) == []
+def in_order(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=repr)
+
+
+def test_a_keys_rows_are_those_of_the_model() -> None:
+    assert rows_at(200) == in_order([TIMED_OUT, OPEN, LATE])
+    assert rows_at(None) == []
 
 
 def test_what_was_published_before_a_recovery_is_not_merged_but_late_is_late() -> None:
     out = [out_before("tracking", 0, 10), out_before("orders", 0, 50)]
-    assert outcomes_at(200, read_back("k", 10)) == sorted([OPEN, LATE, *out])
+    assert rows_at(200, read_back("k", 10)) == in_order([OPEN, LATE, *out])
     out.append(out_before("tracking", 1, 200))
-    assert outcomes_at(200, read_back("k", 10), read_back("k", 150)) == sorted([LATE, *out])
+    assert rows_at(200, read_back("k", 10), read_back("k", 150)) == in_order([LATE, *out])
 
 
-def test_gaps_are_what_lies_between_offsets_and_skipped_ranges(
+def test_gaps_are_what_lies_between_offsets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     some = np.array([3, 4, 9])
-    assert gaps(some, [], 10) == [(0, 9)], "near ones are read as one"
-    monkeypatch.setattr("watersmeet.audit.verify_tables.NEAR", 0)
-    assert gaps(some, [], 10) == [(0, 3), (5, 9)]
-    assert gaps(some, [(0, 3), (6, 7)], 12) == [(5, 6), (7, 9), (10, 12)]
-    assert gaps(some, [(0, 20)], 10) == gaps(some[:0], [], 0) == []
-    assert gaps(some, [], 4) == [(0, 3)]
+    assert gaps(some, 0, 10) == [(0, 9)], "near ones are read as one"
+    monkeypatch.setattr("watersmeet.audit.verify_bronze.NEAR", 0)
+    assert gaps(some, 0, 10) == [(0, 3), (5, 9)]
+    assert gaps(some, 5, 12) == [(5, 9), (10, 12)]
+    assert gaps(some, 20, 10) == gaps(some[:0], 0, 0) == []
+    assert gaps(some, 0, 4) == [(0, 3)]
 
 
 def test_at_most_so_many_problems_are_shown_and_the_others_counted() -> None:

@@ -15,9 +15,11 @@ from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.audit.test_verify import name_of_sink, problems_of
 from tests.support.cases import heartbeat, keyed
 from tests.support.configurations import settings_for
+from tests.support.journals import decided
 from tests.support.lakes import CaseLake
 from tests.support.model_lakes import ModelLake, Row, rewrite
 from watersmeet.audit.rebuild import (
+    BASE_FIELD,
     VERSION_FIELD,
     WINDOW_FIELD,
     rebuild,
@@ -34,6 +36,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.epochs import begin_epoch
 from watersmeet.lake.identity import REBUILD_BATCH
+from watersmeet.lake.journal import REBUILD
 from watersmeet.lake.location import Lake
 
 ODD_KEY = 'q"\\\x01\t\x1f/é\U0001f600'
@@ -234,17 +237,17 @@ def copies(tmp_path: Path) -> tuple[ModelLake, ModelLake]:
         here.merge()
     there.arrive()
     there.merge()
-    facts = {REBUILD_BATCH: 1, VERSION_FIELD: here.reader.version(tables.SILVER)}
-    rows = [{"field": name, "value": str(value), "decided_at": 0} for name, value in facts.items()]
-    there.write(tables.CONFIGURATION, rows)
+    version = str(here.reader.version(tables.SILVER))
+    facts = {REBUILD_BATCH: "1", BASE_FIELD: "-1", VERSION_FIELD: version}
+    decided(there.lake, REBUILD, {"facts": facts})
     return here, there
 
 
-@pytest.mark.parametrize("groups", [1, 16])
+@pytest.mark.parametrize("piece_bytes", [4_000, 2**25])
 def test_a_rebuild_is_compared_row_by_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr("watersmeet.audit.verify_evidence.GROUPS", groups)
+    monkeypatch.setattr("watersmeet.lake.pieces.PIECE_BYTES", piece_bytes)
     here, there = copies(tmp_path)
     directory = Path(str(there.settings.lake))
     assert verify_against(here.reader, there.reader, here.settings, directory) == {
@@ -283,13 +286,13 @@ def test_a_rebuild_is_compared_by_the_rules_of_the_batches_that_it_repeats(tmp_p
     """Also one from before a change of rules, and from before the first batch by new ones."""
     settings = settings_for(tmp_path)
     lake = CaseLake(open_engine(settings), settings, dict(enumerate(richest_cases(2))))
-    begin_epoch(lake.reader, lake.engine.append, settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, settings, 0)
     lake.arrive(0.5)
     lake.merge()
     made = [tmp_path / name for name in ("before", "between", "after", "other")]
     rebuild(lake.reader, settings, made[0])
     shorter = lake.settings = settings_for(tmp_path, merge__timeout="30ms")
-    begin_epoch(lake.reader, lake.engine.append, shorter, 1, 1)
+    begin_epoch(lake.reader, lake.engine.append, shorter, 1)
     rebuild(lake.reader, shorter, made[1])
     lake.arrive()
     lake.merge()
@@ -321,11 +324,11 @@ def test_the_lake_is_compared_as_it_was_when_the_rebuild_was_made(tmp_path: Path
 def test_without_a_complete_rebuild_of_the_same_timeout_nothing_is_compared(tmp_path: Path) -> None:
     here, there = copies(tmp_path)
     directory = Path(str(there.settings.lake))
-    there.write(tables.CONFIGURATION, [{"field": WINDOW_FIELD, "value": "200 ms", "decided_at": 0}])
+    decided(there.lake, REBUILD, {"facts": {WINDOW_FIELD: "200 ms"}})
     with pytest.raises(
         ConfigurationError, match="a timeout of 200 ms, which makes other merge records"
     ):
         verify_against(here.reader, there.reader, here.settings, directory)
-    rewrite(there.settings, tables.CONFIGURATION, lambda _: None)
+    rewrite(there.settings, tables.JOURNAL, lambda row: None if row["kind"] == REBUILD else row)
     with pytest.raises(ConfigurationError, match="holds no complete rebuild"):
         verify_against(here.reader, there.reader, here.settings, directory)

@@ -21,6 +21,7 @@ OWN_JVM = {
 
 
 @pytest.mark.promise("A13")
+@pytest.mark.fault("outage", oracle=True)
 def test_an_executor_lost_with_the_batch_that_it_held_loses_and_repeats_nothing(
     kafka: str, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.promise("A13")
+@pytest.mark.fault("outage", oracle=True)
 @pytest.mark.timeout(900)
 def test_executors_lost_with_the_batch_that_they_held_lose_and_repeat_nothing(
     kafka: str, tmp_path: Path

@@ -35,6 +35,8 @@ from watersmeet.core.json_text import UndecodableError
 from watersmeet.core.reading import WRITER_SCHEMA, read_records
 from watersmeet.core.values import typed_values
 
+pytestmark = pytest.mark.fault("hostile")
+
 law = draws(60)
 UTC = timezone.utc
 AT = datetime(2026, 1, 2, 3, 4, 5, 6000, UTC)

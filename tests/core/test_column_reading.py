@@ -24,7 +24,7 @@ from watersmeet.core.json_text import MAX_DEPTH
 from watersmeet.core.reading import ReadingRules, read_records
 from watersmeet.core.times import LAST_EVENT_TIME_MS
 
-pytestmark = pytest.mark.promise("R9")
+pytestmark = [pytest.mark.promise("R9"), pytest.mark.fault("hostile")]
 
 RULES = [
     rules(),

@@ -17,7 +17,7 @@ from tests.core.test_reading import FAR, Input, read_all
 from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.reading import ReadingRules
 
-pytestmark = pytest.mark.promise("R9")
+pytestmark = [pytest.mark.promise("R9"), pytest.mark.fault("hostile")]
 
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reading.jsonl.gz"

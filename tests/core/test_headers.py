@@ -11,7 +11,7 @@ from watersmeet.core.headers import MAX_HEADER_BYTES, header_json, packed
 from watersmeet.core.recovery import parse_idle
 from watersmeet.core.sequence import IDLE, IDLE_PACKED
 
-pytestmark = pytest.mark.promise("N33")
+pytestmark = [pytest.mark.promise("N33"), pytest.mark.fault("hostile")]
 
 BOMB = zlib.compress(bytes(200 * 2**20), 9)
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.inputs import input_of, name_of
 from watersmeet.core.idle import decide
 
-pytestmark = pytest.mark.promise("C2")
+pytestmark = [pytest.mark.promise("C2"), pytest.mark.fault("silence")]
 
 
 def decided(

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watersmeet.core.input_columns import input_numbers, part_topics
+from watersmeet.core.columns import input_numbers, part_topics
 from watersmeet.core.inputs import InputId, input_of_part, names_of, of_source, several_topics
 
 _SOURCES = st.from_regex("[a-z][a-z0-9_]{0,3}", fullmatch=True)

@@ -16,13 +16,13 @@ from tests.support.avro import encoded, framed, schema_of, schemas_with_values
 from tests.support.effort import draws
 from tests.support.strategies import json_values
 from watersmeet.core import items
-from watersmeet.core.avro_columns import parsed
 from watersmeet.core.avro_schema import AvroSchema, avro_schema
+from watersmeet.core.avro_types import parsed
 from watersmeet.core.items import MAX_ITEMS, has_many_items
 from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.reading import read_records
 
-pytestmark = pytest.mark.promise("R52")
+pytestmark = [pytest.mark.promise("R52"), pytest.mark.fault("hostile")]
 
 LISTS = pa.struct([("a", pa.list_(pa.struct([(f"f{n}", pa.int64()) for n in range(9)])))])
 """A value of many columns: each of its items has ten."""
@@ -187,8 +187,8 @@ def test_no_value_has_more_objects_than_are_counted_nor_fewer_bytes(
 
 
 def counter(schema: Any) -> Any:
-    of_schema = parsed(schema)
-    return items.AvroItems(of_schema.named, of_schema.named).of(of_schema.schema, of_schema.schema)
+    of_schema = parsed(schema).type
+    return items.many_items(of_schema, of_schema)
 
 
 def most_items(schema: Any, content: bytes) -> int:

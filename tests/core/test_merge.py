@@ -446,6 +446,7 @@ def _random_message(rng: random.Random, window: Window) -> PublishedRecord:
 
 
 @pytest.mark.promise("R2")
+@pytest.mark.fault("cuts", oracle=True)
 @pytest.mark.parametrize("seed", seeds(LAKES))
 def test_merge_is_what_the_model_makes_of_the_same_records(seed: int) -> None:
     lake = _random_lake(seed)
@@ -453,6 +454,7 @@ def test_merge_is_what_the_model_makes_of_the_same_records(seed: int) -> None:
 
 
 @pytest.mark.promise("C6")
+@pytest.mark.fault("cuts", "rules", oracle=True)
 @pytest.mark.parametrize("seed", seeds(LAKES // 2))
 def test_epochs_that_begin_while_the_clocks_stand_are_merged_as_the_model_does(seed: int) -> None:
     lake = _random_lake(seed)
@@ -463,6 +465,7 @@ def test_epochs_that_begin_while_the_clocks_stand_are_merged_as_the_model_does(s
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("cuts", "memory", oracle=True)
 @pytest.mark.parametrize("seed", seeds(LAKES // 3))
 def test_open_records_that_come_in_pieces_are_merged_as_the_model_does(seed: int) -> None:
     lake = _random_lake(seed)
@@ -632,6 +635,7 @@ def test_a_chunk_is_not_in_memory_while_the_next_one_comes() -> None:
 
 
 @pytest.mark.promise("R26")
+@pytest.mark.fault("memory")
 @pytest.mark.parametrize("repeats", [True, False])
 def test_a_hot_key_takes_the_memory_of_a_batch_once_and_then_none(repeats: bool) -> None:
     """Also where its records repeat one id, so that their values come to little."""

@@ -19,24 +19,26 @@ from tests.support.inputs import tp_of
 from tests.support.merges import (
     PARTS,
     SIZES,
+    Life,
     MergeInput,
     begin_epoch,
+    lives,
     tenant_inputs,
     with_ids,
     within_bounds,
 )
 from tests.support.strategies import cuts
-from watersmeet.core.bounds import Bounds
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, silver_schema
-from watersmeet.core.model import PartitionMerge, Record
-from watersmeet.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
+from watersmeet.core.model import MergeRules, PartitionMerge, Record
+from watersmeet.core.plan import Available, BatchPlan, Cursor, Rules, plan_batch
 from watersmeet.core.repeated import DUPLICATE_SCHEMA, ID
-from watersmeet.core.step import State, step
+from watersmeet.core.state import State
+from watersmeet.core.step import step
 from watersmeet.core.too_large import EXCESS
-from watersmeet.core.window import Window
+from watersmeet.core.window import Bounds, Window
 
-law = draws(150)
+law = draws(75)
 
 VALUE_TYPES = dict.fromkeys(SOURCES, pa.string())
 SILVER = silver_schema(VALUE_TYPES, has_ids=True)
@@ -61,27 +63,22 @@ class PureLake:
     """A lake of one partition without storage: what the pure functions make of what arrives."""
 
     def __init__(self, rules: Rules, within_ms: int | None = None) -> None:
-        self.rules = rules
         self.within_ms = within_ms
         self.rows: dict[str, list[dict[str, object]]] = defaultdict(list)
-        self.idle: dict[TopicPartition, list[IdleDecision]] = {tp_of(s, 0): [] for s in SOURCES}
-        self.state = State(0, dict.fromkeys(self.idle, Cursor()), {})
+        self.state = State(0, {tp_of(s, 0): Cursor() for s in SOURCES}, {}, rules)
         self.silver = SILVER.empty_table()
         self.late: list[dict[str, object]] = []
         self.duplicates: list[dict[str, object]] = []
         self.excess: list[dict[str, object]] = []
-        self.begins_epoch = False
         self.offsets: dict[tuple[str, int], int] = {}
         """Offsets in this lake, by source and offset of what arrived."""
 
     def arrive(self, record: Record) -> None:
         mine, tp = self.rows[record.input.source], tp_of(record.input.source, 0)
         if record.tenant_times is not None:
-            self.idle[tp].append(
-                IdleDecision(
-                    len(mine) - 1, record.event_time, tuple(sorted(record.tenant_times.items()))
-                )
-            )
+            times = tuple(sorted(record.tenant_times.items()))
+            decision = IdleDecision(len(mine) - 1, record.event_time, times)
+            self.state = self.state.deciding([(tp, decision)])
             return
         row = {
             **record.input._asdict(),
@@ -116,7 +113,7 @@ class PureLake:
             until = cursor.next_offset + share
             decided = [
                 d
-                for d in self.idle[tp]
+                for d in self.state.idle.get(tp, ())
                 if cursor.next_offset <= d.after_offset + 1 <= until
                 and (cursor.position is None or d.event_time > cursor.position)
             ]
@@ -127,8 +124,8 @@ class PureLake:
             self.state.cursors,
             available,
             self.state.clocks,
-            self.rules,
-            begins_epoch=self.begins_epoch,
+            self.state.rules,
+            begins_epoch=self.state.begins_epoch,
         )
 
     def commit(self, plan: BatchPlan) -> None:
@@ -143,9 +140,9 @@ class PureLake:
         batch = Batch(
             plan,
             VALUE_TYPES,
-            self.rules,
-            self.idle,
-            begins_epoch=self.begins_epoch,
+            self.state.rules,
+            self.state.idle,
+            begins_epoch=self.state.begins_epoch,
             has_ids=True,
             within_ms=self.within_ms,
         )
@@ -176,7 +173,7 @@ class PureLake:
         ]
         self.silver = pa.Table.from_pylist(kept + new, SILVER)
         self.noted(batch, records)
-        self.state, self.begins_epoch = done.state, False
+        self.state = done.state
 
     def noted(self, batch: Batch, records: pa.Table) -> None:
         """What follows from a batch, whose rows silver has; its state is still the one before."""
@@ -268,8 +265,7 @@ def expected(model: PartitionMerge, offsets: Mapping[tuple[str, int], int]) -> t
     )
 
 
-def rules_of(river: MergeInput) -> Rules:
-    rules = river.rules
+def rules_of(rules: MergeRules) -> Rules:
     return Rules(
         Window(rules.gap_ms, rules.max_ms),
         lag_ms=rules.lag_ms,
@@ -279,7 +275,7 @@ def rules_of(river: MergeInput) -> Rules:
 
 def assert_merged_as_by_the_model(data: st.DataObject, river: MergeInput) -> None:
     """However the input is cut."""
-    lake = PureLake(rules_of(river))
+    lake = PureLake(rules_of(river.rules))
     for chunk in data.draw(cuts(river.records)):
         for record in chunk:
             lake.arrive(record)
@@ -289,6 +285,7 @@ def assert_merged_as_by_the_model(data: st.DataObject, river: MergeInput) -> Non
 
 
 @pytest.mark.promise("T2")
+@pytest.mark.fault("cuts", oracle=True)
 @law
 @given(data=st.data(), river=with_ids(tenant_inputs()) | tenant_inputs())
 def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(
@@ -298,17 +295,20 @@ def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(
 
 
 @pytest.mark.promise("R26")
+@pytest.mark.fault("cuts", "rules", oracle=True)
 @law
 @given(data=st.data(), river=within_bounds(with_ids(tenant_inputs())).map(sized))
 def test_merge_records_are_too_large_where_the_model_says_so_through_every_epoch(
     data: st.DataObject, river: MergeInput
 ) -> None:
     """Each epoch has other bounds."""
-    lake = PureLake(rules_of(river))
+    lake = PureLake(rules_of(river.rules))
     model = PartitionMerge(river.rules)
     for chunk in data.draw(cuts(river.records)):
         rules = replace(river.rules, max_parts=data.draw(PARTS), max_bytes=data.draw(SIZES))
-        lake.rules, lake.begins_epoch = rules_of(replace(river, rules=rules)), True
+        lake.state = lake.state.entering(
+            lake.state.epoch + 1, lake.state.next_batch, rules_of(rules)
+        )
         begin_epoch(model, rules)
         for record in chunk:
             lake.arrive(record)
@@ -322,7 +322,32 @@ def test_merge_records_are_too_large_where_the_model_says_so_through_every_epoch
             assert row["status"] == "open" or not row["valid"]
 
 
+@pytest.mark.promise("T2")
+@pytest.mark.fault("cuts", "rules", oracle=True)
+@law
+@given(data=st.data(), life=lives("tenants") | lives("tenants with ids") | lives("timeout"))
+def test_merge_is_what_the_model_makes_of_the_same_records_through_every_epoch(
+    data: st.DataObject, life: Life
+) -> None:
+    """The window and the lag change, also where the clock stands; with idle decisions."""
+    lake = PureLake(rules_of(life[0][0]))
+    model = PartitionMerge(life[0][0])
+    for number, (rules, records) in enumerate(life):
+        if number:
+            lake.state = lake.state.entering(number, lake.state.next_batch, rules_of(rules))
+        begin_epoch(model, rules)
+        for chunk in data.draw(cuts(records)):
+            for record in chunk:
+                lake.arrive(record)
+            lake.drain(lambda: data.draw(st.integers(1, 6), label="share"))
+            model.arrive(*chunk)
+            model.advance()
+        lake.drain(lambda: 10**9)
+    assert lake.outcome() == expected(model, lake.offsets)
+
+
 @pytest.mark.promise("R26")
+@pytest.mark.fault("cuts", oracle=True)
 @law
 @given(data=st.data(), river=within_bounds(with_ids(tenant_inputs())).map(sized))
 def test_merge_records_are_too_large_where_the_model_says_so_however_the_input_is_cut(

@@ -27,8 +27,8 @@ from watersmeet.configuration.sources import (
 )
 from watersmeet.core.avro_schema import avro_schema
 from watersmeet.core.json_schema import ValueSchema
-from watersmeet.core.paths import parse_path
 from watersmeet.core.reading import ReadingRules, Reason, merge_keys, read_records
+from watersmeet.core.texts import parse_path
 from watersmeet.core.times import parse_iso_8601, time_zone
 from watersmeet.core.types import HEADERS
 from watersmeet.dry_run import try_records

@@ -18,7 +18,7 @@ from watersmeet.core.plan import (
 )
 from watersmeet.core.window import Window
 
-pytestmark = pytest.mark.promise("R5")
+pytestmark = [pytest.mark.promise("R5"), pytest.mark.fault("cuts", "hostile")]
 
 A, B = tp_of("a", 0), tp_of("b", 0)
 A1, B1 = tp_of("a", 1), tp_of("b", 1)

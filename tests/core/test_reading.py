@@ -23,7 +23,6 @@ from watersmeet.core.json_text import (
     MAX_NAME_LENGTH,
     MAX_NUMBER_LENGTH,
 )
-from watersmeet.core.paths import Path
 from watersmeet.core.reading import (
     KAFKA,
     MILLISECONDS_PER_UNIT,
@@ -32,6 +31,7 @@ from watersmeet.core.reading import (
     bronze_schema,
     read_records,
 )
+from watersmeet.core.texts import Path
 from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.core.types import HEADERS
 
@@ -749,6 +749,7 @@ def test_an_event_time_may_lie_deep() -> None:
 
 
 @pytest.mark.promise("C3")
+@pytest.mark.fault("hostile")
 @pytest.mark.parametrize(
     ("event_time", "kafka_time", "expected"),
     [
@@ -871,6 +872,7 @@ FAULTS: dict[Reason, dict[str, Any]] = {
 
 
 @pytest.mark.promise("R9")
+@pytest.mark.fault("hostile")
 @pytest.mark.parametrize("chosen", range(1, 2 ** len(FAULTS)))
 def test_of_several_faults_the_first_in_order_is_the_reason(chosen: int) -> None:
     faults = [fault for i, fault in enumerate(Reason) if chosen >> i & 1]
@@ -972,6 +974,7 @@ def check_all_rules(key: bytes | None, value: bytes | None, kafka_time: int) -> 
 
 
 @pytest.mark.promise("R9")
+@pytest.mark.fault("hostile")
 @draws(30)
 @given(key=st.none() | st.binary(), value=st.none() | st.binary(), kafka_time=TIMES)
 def test_reading_never_raises(key: bytes | None, value: bytes | None, kafka_time: int) -> None:

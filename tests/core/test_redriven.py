@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from watersmeet.core.redriven import REDRIVEN, redriven_offset
+from watersmeet.core.headers import REDRIVEN, redriven_offset
 
-pytestmark = pytest.mark.promise("N50")
+pytestmark = [pytest.mark.promise("N50"), pytest.mark.fault("hostile")]
 
 OTHER = ("n", b"1")
 

@@ -31,7 +31,7 @@ from watersmeet.core.schema_changes import refused_changes
 from watersmeet.core.types import widened
 from watersmeet.core.values import typed_values
 
-pytestmark = pytest.mark.promise("C8")
+pytestmark = [pytest.mark.promise("C8"), pytest.mark.fault("rules")]
 
 law = draws(60)
 

@@ -15,6 +15,8 @@ from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.texts import CONTROLS, printable, without_controls
 from watersmeet.output import answer
 
+pytestmark = pytest.mark.fault("hostile")
+
 STEERING = ["\x1b[31m", "\x9b31m", "\u202e", "\u2066", "\x07", "\r", "\x7f", "\u2028"]
 
 

@@ -12,20 +12,21 @@ import pyarrow as pa
 import pytest
 
 from tests.core.test_reading import FAR, kafka_table, rules
-from watersmeet.core import turns, values
+from watersmeet.core import items, values
+from watersmeet.core.items import LARGE_BYTES, in_turn
 from watersmeet.core.reading import read_records
-from watersmeet.core.turns import LARGE_BYTES, in_turn
 
 pytestmark = pytest.mark.promise("R52")
 
 ANOTHER = f"""
-from watersmeet.core.turns import in_turn
+from watersmeet.core.items import in_turn
 with in_turn({LARGE_BYTES + 1}):
     print("mine", flush=True)
     input()
 """
 
 
+@pytest.mark.fault("kill")
 def test_a_turn_is_one_workers_in_all_processes_and_ends_with_it() -> None:
     other = subprocess.Popen(
         [sys.executable, "-c", ANOTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -46,6 +47,7 @@ def test_a_turn_is_one_workers_in_all_processes_and_ends_with_it() -> None:
         waiting.result(30)
 
 
+@pytest.mark.fault("hostile")
 def test_what_fails_in_its_turn_fails_as_it_would_alone() -> None:
     with pytest.raises(OSError, match="disk"), in_turn(LARGE_BYTES + 1):
         raise OSError("disk")
@@ -53,6 +55,7 @@ def test_what_fails_in_its_turn_fails_as_it_would_alone() -> None:
         pass
 
 
+@pytest.mark.fault("memory")
 def test_no_two_large_values_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsing = threading.Semaphore()
     loads = orjson.loads
@@ -87,4 +90,4 @@ def test_values_are_parsed_in_pieces_of_few_bytes(monkeypatch: pytest.MonkeyPatc
     typed = values.typed_values(pa.array([*texts, None], pa.binary()), kind)
     assert typed.to_pylist() == [*({"a": n} for n in range(100)), None]
     assert sum(pieces) == sum(map(len, texts))
-    assert [size for size in pieces if size > turns.LARGE_BYTES] == [len(texts[7])]
+    assert [size for size in pieces if size > items.LARGE_BYTES] == [len(texts[7])]

@@ -258,6 +258,7 @@ def test_stopping_what_does_not_run_is_fine(tmp_path: Path) -> None:
     assert not place.exists()
 
 
+@pytest.mark.fault("broker")
 def test_a_crashed_broker_is_not_running_and_comes_back_on_other_ports(directory: Path) -> None:
     first = broker.start(directory)
     make_topic(first, "kept")

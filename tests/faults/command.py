@@ -4,6 +4,7 @@ whoever watches."""
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import sys
@@ -16,7 +17,27 @@ from pathlib import Path
 import psutil
 
 from tests.support.standalone import end
+from tests.support.wire import TRIED_AGAIN, Wire, random_faults, wire
 from watersmeet.dev import broker
+
+WIRE_FAULTS, WIRE_LONGEST_S = 20, 1.0
+"""How many faults a wire has, and how long the longest takes: less than what commands wait out."""
+
+
+def is_on(name: str) -> bool:
+    """Whether `make` was told `NAME=1`."""
+    return os.environ.get(name, "0") == "1"
+
+
+@contextmanager
+def lying(kafka: str, seed: str) -> Iterator[Wire | None]:
+    """With `WIRE=1`, a wire that lies by a seed, to be used instead of the broker."""
+    if not is_on("WIRE"):
+        yield None
+        return
+    faults = random_faults(random.Random(seed), WIRE_FAULTS, WIRE_LONGEST_S, TRIED_AGAIN)
+    with wire(kafka, faults) as between:
+        yield between
 
 
 @contextmanager

@@ -4,7 +4,9 @@ lives of up to twenty events.
 
 A life is a text, such as `merged reset_back@reset.close forget`: events in their order, `@POINT`
 where the process is killed that does it, `~POINT` where another owner takes the lake meanwhile
-(`POINT:2` where it comes there a second time, as gold does with its second sequence). Before them
+(`POINT:2` where it comes there a second time, as gold does with its second sequence), and `!37`
+where the power goes at the 37th call that makes, names or syncs a file of the lake (with `POWER=1`;
+with `WIRE=1`, all reach Kafka by a wire that lies). Before them
 stands what kind of lake it is (`KINDS`): with `repartitioned` the orders come from another topic,
 by `repartition`; with `tenants`, `schemas` or `ids` it has these, with `partitions` several; with
 `corrected` late records are corrected from its beginning on. Each life ends with arrivals that
@@ -28,7 +30,7 @@ import time
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     Future,
@@ -37,6 +39,8 @@ from concurrent.futures import (
 )
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import partial
 from itertools import cycle, pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -47,13 +51,15 @@ import orjson
 from confluent_kafka import OFFSET_END, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
+from deltalake import DeltaTable
 
 import tests.conftest  # noqa: F401  # quick starts
 import watersmeet.lake.lease
 import watersmeet.operations.evolve
 import watersmeet.operations.forget
 import watersmeet.running.runner
-from tests.faults.command import brokered, say
+from tests.faults.command import brokered, is_on, lying, say
+from tests.faults.power import CALLS, LAKES, lose_power
 from tests.support.cases import SOURCES, heartbeat
 from tests.support.commands import in_process
 from tests.support.correction_topic import (
@@ -67,7 +73,6 @@ from tests.support.correction_topic import (
     versions,
 )
 from tests.support.lives import KilledError, Life, messages_in
-from tests.support.rivers import EMBEDDED, FOLDER
 from tests.support.timing import load
 from tests.support.topics import Access, CheckedProducer, client_options, create_topics
 from watersmeet.core.inputs import InputId
@@ -83,10 +88,12 @@ from watersmeet.lake.table_reader import row_count
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
 
-LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
 DAY_MS = 86_400_000
-KAFKA_MS = 10 * DAY_MS
-"""What Kafka says of every record."""
+KAFKA_MS = 50 * 365 * DAY_MS
+"""What Kafka says of the first record."""
+
+EVERY_MS = 10
+"""What Kafka says lies so far behind what it said of the record before."""
 
 FAR_MS = KAFKA_MS + 2 * DAY_MS
 """An event time that is refused until `max_future` is wider than a day."""
@@ -96,6 +103,17 @@ PAD = "x" * 1500
 
 CUT_SHORT = "`watersmeet evolve` has it for a moment"
 """What `repartition` says where an `evolve` was killed that had taken the layers."""
+
+OTHER_TABLES = [tables.PUBLISHED, tables.JOURNAL, tables.LEASES]
+
+WITHOUT_SILENCE = (
+    sys.executable,
+    "-c",
+    "import watersmeet.lake.lease as lease; lease.SILENCE_S = 0.0; "
+    "from watersmeet.cli import main; main()",
+)
+"""A program that waits for no owner that is dead, as in `quick_lives`: the process of an owner that
+was killed here goes on."""
 
 BEGIN_MS = 10_000
 STEP_MS = 1000
@@ -220,23 +238,36 @@ class Fate(Life):
     """The event time of the last of them."""
     rules: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By fingerprint a configuration that a run had."""
+    gone: int = 0
+    """Kafka no longer has the records with smaller numbers."""
     told: list[str] = field(default_factory=list)
     """What happened, for whoever looks at a failure."""
     origin: str | None = None
     """The topic that `repartition` writes the orders from, where it does."""
+    power_until: int = 0
+    """The power goes at so many calls of the commands that come next; 0: it does not."""
 
     @classmethod
     def begin(
-        cls, kafka: Access, folder: Path, engine: str, seed: str, kinds: Collection[str] = ()
+        cls,
+        kafka: Access,
+        folder: Path,
+        engine: str,
+        seed: str,
+        kinds: Collection[str] = (),
+        by: str | None = None,
     ) -> Fate:
-        """A new lake, of some `KINDS`, with records that are published and some that are open."""
+        """A new lake, of some `KINDS`, with records that are published and some that are open. Its
+        commands reach Kafka `by` another address."""
         merge = {"timeout": "300ms", "max_future": "1d"}
         if TENANTS in kinds:
             merge |= {"tenant": "kind", "tenant_max_lag": "200ms"}
         # Where keys must lie, is another matter.
         partitions = 3 if PARTITIONS in kinds and REPARTITIONED not in kinds else 1
         life = cls.make(kafka, folder, partitions, lake=LAKES[engine], merge=merge)
-        life.seed = seed
+        life.seed, life.river.program = seed, WITHOUT_SILENCE
+        if by is not None:
+            life.river.config["kafka"]["bootstrap_servers"] = by
         if SCHEMAS in kinds:
             (folder / "record.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
             for source in SOURCES:
@@ -258,12 +289,17 @@ class Fate(Life):
 
     # -- arrivals
 
+    @staticmethod
+    def kafka_time(number: int) -> int:
+        """What Kafka says of a record with a number."""
+        return KAFKA_MS + number * EVERY_MS
+
     def put(self, source: str, *records: tuple[str | None, int], **more: Any) -> list[int]:
         """Records of keys and event times, heartbeats where there is no key; answers their
         numbers."""
         producer, numbers = _producer(self.river.kafka), []
         for key, time_ms in records:
-            value = heartbeat(time_ms)
+            value, at = heartbeat(time_ms), self.kafka_time(self.sent)
             if key is not None:
                 own = {"n": self.sent, "kind": "a", "i": str(self.sent)}
                 value = orjson.dumps({"k": key, "ts": time_ms, **own, **more})
@@ -277,7 +313,7 @@ class Fate(Life):
             )
             every = range(self.river.partitions)
             for partition in every if key is None else [zlib.crc32(key.encode()) % len(every)]:
-                producer.produce(topic, value, partition=partition, timestamp=KAFKA_MS)
+                producer.produce(topic, value, partition=partition, timestamp=at)
         assert producer.flush(30) == 0
         return numbers
 
@@ -320,20 +356,36 @@ class Fate(Life):
     # -- commands
 
     @contextmanager
-    def armed(self, point: str | None, meanwhile: Callable[[], None] | None) -> Iterator[None]:
-        """Inside, whoever comes to the point is killed there, or waits until `meanwhile` is
-        done."""
-        with POINTS.armed(point, meanwhile):
+    def armed(self, step: Step) -> Iterator[None]:
+        """Inside, at the step's point, whoever comes there is killed, or waits until another owner
+        is done; or the power goes."""
+        is_powerless = step.mark == POWERLESS
+        self.power_until = int(step.point or 0) if is_powerless else 0
+        meanwhile = self.replaced if step.mark == REPLACED else None
+        with POINTS.armed(None if is_powerless else step.point, meanwhile):
             yield
+        self.power_until = 0
 
     def do(self, *arguments: str) -> tuple[int, str]:
         """A command: its exit status, and what it says. Raises KilledError where it was killed or
         replaced."""
         self.river.write()
+        if self.power_until:
+            return self._do_until_power_goes(arguments)
         done = in_process(*arguments, "-c", str(self.river.file), cwd=self.river.folder)
         said = done.stdout + done.stderr
         self._told(arguments, done.returncode, said)
         return done.returncode, said
+
+    def _do_until_power_goes(self, arguments: Sequence[str]) -> tuple[int, str]:
+        outage = lose_power(self.river, self.draw("power"), self.power_until, *arguments)
+        self.told += outage.described(self.power_until, arguments[0])
+        if outage.status is None:
+            self.power_until = 0
+            raise KilledError
+        self.power_until -= outage.calls
+        self._told(arguments, outage.status, outage.said)
+        return outage.status, outage.said
 
     def _told(self, what: object, status: int, said: str) -> None:
         is_over = POINTS.is_dead or (POINTS.is_done and POINTS.meanwhile is not None)
@@ -356,6 +408,9 @@ class Fate(Life):
     def take_advice(self, said: str) -> None:
         if former := re.search(r"made by other rules \(([0-9a-f]+)\)", said):
             self._begin_with(self.rules[former[1]])
+        elif "accept the loss with kafka.on_data_loss: continue" in said:
+            self.configure("kafka.on_data_loss", "continue")
+            self.only_from(self.gone)
         elif "publish to topics with other names" in said:
             self.new_sink()
         elif "`watersmeet evolve --apply` records it" in said or CUT_SHORT in said:
@@ -399,8 +454,9 @@ class Fate(Life):
                 return self.river.config
         raise AssertionError(f"the lake takes none of the configurations that it had: {said}")
 
-    def _toss(self, what: str) -> bool:
-        return random.Random(f"{self.seed}/{what}/{len(self.told)}").random() < 0.5
+    def draw(self, what: str) -> random.Random:
+        """What chance says here, the same whenever this life is lived again."""
+        return random.Random(f"{self.seed}/{what}/{len(self.told)}")
 
     def run(self, *layers: str) -> None:
         if self.origin is not None:
@@ -418,6 +474,7 @@ class Fate(Life):
             within = self.river.config["publish"].get("corrections")
             self.correct(within and within["within"])
         self.read_again()
+        self.only_from(self.gone)
 
     def correct(self, within: str | None) -> None:
         """Have late records corrected that are late by no more than this, or none."""
@@ -449,6 +506,11 @@ class Fate(Life):
         if self.is_wide and self.far:
             self.must.clear()
             self.now = max(self.now, self.far_at + STEP_MS)
+
+    def only_from(self, number: int) -> None:
+        """Records with smaller numbers that are not out will never be."""
+        out = self.numbers().keys()
+        self.must = {each for each in self.must if each >= number or each in out}
 
     @property
     def is_wide(self) -> bool:
@@ -790,12 +852,25 @@ def reset_forth(life: Fate) -> None:
 
 
 def reset_back(life: Fate) -> None:
+    """To all that Kafka still has."""
+    _jump_back(life, "earliest", life.gone)
+
+
+def reset_time(life: Fate) -> None:
+    """To what Kafka has had since the time of one of its records."""
+    number = life.draw("time").randint(life.gone, life.sent)
+    since = datetime.fromtimestamp(life.kafka_time(number) / 1000, timezone.utc)
+    _jump_back(life, since.isoformat(), number)
+
+
+def _jump_back(life: Fate, to: str, number: int) -> None:
     """A lake that was taken up from its sink stays: it does not know what lies before."""
+    status, said = life.do("reset", "--to", to)
+    if status and "does not know what lies before offset" in said:
+        return
     life.read_again()
-    status, said = life.do("reset", "--to", "earliest", "--yes")
-    if status and "does not know what lies before offset" not in said:
-        life.take_advice(said)
-        life.follow("reset", "--to", "earliest", "--yes")
+    life.only_from(number)
+    life.follow("reset", "--to", to, "--yes")
 
 
 def redrive(life: Fate) -> None:
@@ -832,10 +907,7 @@ def keep(life: Fate) -> None:
 def _set_keep(life: Fate) -> None:
     """As little as can be: what may still be corrected must be there."""
     config = life.river.config
-    has_tenants = "tenant" in config["merge"]
-    spans = dict.fromkeys(
-        ("quarantine",) if has_tenants else ("bronze", "silver", "late", "quarantine"), "1s"
-    )
+    spans = dict.fromkeys(("bronze", "silver", "late", "quarantine"), "1s")
     if config["publish"].get("corrections"):
         span = {"1d": "2d", "2s": "10s"}[config["publish"]["corrections"]["within"]]
         spans |= dict.fromkeys(spans.keys() & {"silver", "late"}, span)
@@ -869,10 +941,39 @@ def _empty(life: Fate, topic: str | None) -> None:
     if topic is None:
         return
     life.deleted[topic] = life.history(topic)
+    _delete_all(life, topic)
+
+
+def _delete_all(life: Fate, topic: str) -> None:
     admin = AdminClient(client_options(life.river.kafka))
     ends = [KafkaPartition(topic, p, OFFSET_END) for p in range(life.river.partitions)]
     for done in admin.delete_records(ends).values():
         done.result(30)
+
+
+def expired(life: Fate) -> None:
+    """Retention has deleted all that the sources had; the lake has read it."""
+    life.run()
+    for source in SOURCES:
+        # What `repartition` writes must keep its last messages.
+        origin = life.origin if source == "orders" else None
+        _delete_all(life, origin or life.river.topic(source))
+    life.gone = life.sent
+
+
+def restored(life: Fate) -> None:
+    """Somebody takes a table back, and forward again, as the sentence says that refuses a run."""
+    names = [tables.SILVER, *map(tables.bronze, SOURCES), *OTHER_TABLES]
+    name = life.draw("table").choice(names)
+    table = DeltaTable(life.river.folder / "lake" / name)
+    if not (last := table.version()):
+        return
+    table.restore(life.draw("version").randrange(last))
+    status, said = life.do("run", "--once")
+    if status:
+        [version] = re.findall(r"RESTORE TABLE \S+ TO VERSION AS OF (\d+)", said)
+        DeltaTable(life.river.folder / "lake" / name).restore(int(version))
+        life.run()
 
 
 def other_engine(life: Fate) -> None:
@@ -905,8 +1006,8 @@ EVENTS: dict[str, Callable[[Fate], None]] = {
             evolve_max_bytes,
             evolve_within,
         ),
-        *(reset_forth, reset_back, redrive, forget, keep),
-        *(lost_sink, lost_elsewhere, emptied, replaced, other_engine),
+        *(reset_forth, reset_back, reset_time, redrive, forget, keep),
+        *(lost_sink, lost_elsewhere, emptied, expired, restored, replaced, other_engine),
     )
 }
 
@@ -921,24 +1022,32 @@ OWNED_AT = (
 """Where another owner comes in between."""
 
 
+KILLED, REPLACED, POWERLESS = "@~!"
+
+NOT_POWERLESS = ("replaced", "restored")
+"""What is not begun again by a start."""
+
+
 class Step(NamedTuple):
-    """An event, killed at a point, or there replaced by another owner."""
+    """An event, and what happens at a point of it."""
 
     event: str
     point: str | None = None
-    is_replaced: bool = False
+    mark: str = KILLED
 
     @classmethod
     def parse(cls, text: str) -> Step:
-        event, mark, point = re.fullmatch(r"(\w+)(?:([@~])([\w.:]+))?", text).groups()  # type: ignore[union-attr]
-        return cls(event, point, mark == "~")
+        event, mark, point = re.fullmatch(r"(\w+)(?:([@~!])([\w.:]+))?", text).groups()  # type: ignore[union-attr]
+        return cls(event, point, mark or KILLED)
 
     def __str__(self) -> str:
-        return (
-            self.event
-            if self.point is None
-            else f"{self.event}{'~' if self.is_replaced else '@'}{self.point}"
-        )
+        return self.event if self.point is None else f"{self.event}{self.mark}{self.point}"
+
+    def perhaps_powerless(self, rng: random.Random) -> Step:
+        """With `POWER=1`, the power goes in a third of the events to which nothing else happens."""
+        if not is_on("POWER") or self.point or self.event in NOT_POWERLESS or rng.random() > 0.3:
+            return self
+        return Step(self.event, str(rng.randint(1, CALLS)), POWERLESS)
 
 
 def text_of(steps: Iterable[Step]) -> str:
@@ -982,10 +1091,10 @@ def parse(text: str) -> list[Step]:
 def take(life: Fate, step: Step) -> list[str]:
     """Has it happen, and what follows where it is cut short; answers the points that it reached."""
     life.told.append(f"-- {step}")
-    point = "silver.merge" if step.event == "replaced" and step.point is None else step.point
-    is_replaced = step.is_replaced or step.event == "replaced"
+    if step.event == "replaced":
+        step = Step(step.event, step.point or "silver.merge", REPLACED)
     event, is_cut = EVENTS[step.event], False
-    with life.armed(point, life.replaced if is_replaced else None):
+    with life.armed(step):
         try:
             event(life)
         except KilledError:
@@ -993,7 +1102,8 @@ def take(life: Fate, step: Step) -> list[str]:
         reached = list(dict.fromkeys(POINTS.reached))
     if is_cut:
         life.told.append("-- cut short")
-        if step.event == "forget" or life._toss("again"):  # nothing else completes a `forget`
+        # Nothing else completes a `forget`.
+        if step.event == "forget" or life.draw("again").random() < 0.5:
             event(life)
         else:
             life.run()
@@ -1012,8 +1122,20 @@ class Told(NamedTuple):
     seconds: float
 
 
-def live(kafka: Access, folder: Path, engine: str, text: str, seed: str) -> Told:
+def live(
+    kafka: str, folder: Path, engine: str, text: str, seed: str, kind: type[Fate] = Fate
+) -> Told:
     """A life from its beginning to its end."""
+    with lying(kafka, f"{seed}/{text}") as between:
+        by = None if between is None else between.bootstrap_servers
+        begin = partial(kind.begin, kafka, engine=engine, seed=seed, kinds=kinds_of(text), by=by)
+        told = _lived(begin, folder, text, seed)
+    if between is None or told.problem is None:
+        return told
+    return told._replace(problem="\n".join([told.problem, *between.done]))
+
+
+def _lived(begin: Callable[[Path], Fate], folder: Path, text: str, seed: str) -> Told:
     began, mine, reached = (
         time.monotonic(),
         folder / f"life-{os.getpid()}-{next(NUMBERS)}",
@@ -1021,7 +1143,7 @@ def live(kafka: Access, folder: Path, engine: str, text: str, seed: str) -> Told
     )
     life: Fate | None = None
     try:
-        life = Fate.begin(kafka, mine, engine, seed, kinds_of(text))
+        life = begin(mine)
         reached += [take(life, step) for step in parse(text)]
         life.end()
         problem = None
@@ -1033,7 +1155,7 @@ def live(kafka: Access, folder: Path, engine: str, text: str, seed: str) -> Told
     return Told(text, seed, problem, reached, time.monotonic() - began)
 
 
-def shrunk(kafka: Access, folder: Path, engine: str, told: Told) -> Told:
+def shrunk(kafka: str, folder: Path, engine: str, told: Told) -> Told:
     """A shorter life that fails, too: without any of its events, or of its kills."""
     best = told
     is_shorter = True
@@ -1082,9 +1204,7 @@ def with_faults(first: str, second: str, reached: Iterable[str]) -> list[Pair]:
     """The pair, with a kill at each point that the second event has reached, or with another owner
     there."""
     if second == "replaced":
-        return [
-            (first, Step(second, point, is_replaced=True)) for point in OWNED_AT if point in reached
-        ]
+        return [(first, Step(second, point, REPLACED)) for point in OWNED_AT if point in reached]
     return [(first, Step(second, point)) for point in reached]
 
 
@@ -1106,7 +1226,7 @@ def chains(wanted: Iterable[Pair], rng: random.Random) -> list[str]:
                 if is_followed
                 else Step(max(after, key=lambda each: len(after[each])))
             )
-        found.append(text_of(steps))
+        found.append(text_of(step.perhaps_powerless(rng) for step in steps))
     rng.shuffle(found)
     return [f"{kind} {text}".lstrip() for kind, text in zip(cycle(KINDS_OF_CHAINS), found)]
 
@@ -1132,7 +1252,7 @@ def random_life(rng: random.Random, most: int = 20) -> str:
     return " ".join(
         [
             *(kind for kind in KINDS if rng.random() < (0.5 if kind == CORRECTED else 0.25)),
-            text_of(steps),
+            text_of(step.perhaps_powerless(rng) for step in steps),
         ]
     )
 

@@ -8,7 +8,7 @@ every process of the run; between some restarts all checkpoints are deleted. At 
 undisturbed run takes what is left, and everything is compared with the merge model and looked
 through by `verify --full`. The seed decides order and moments. One more lake of each kind has
 tenants, and windows by gap. Lives as `make lives` has them come beside these, whose commands are
-processes.
+processes. With `POWER=1` the power goes, too; with `WIRE=1` all runs go by a wire that lies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,8 +27,19 @@ from typing import Any
 from deltalake import DeltaTable
 
 import tests.conftest  # noqa: F401  # quick starts
-from tests.faults.command import brokered, say
-from tests.faults.lives import Fate, kinds_of, parse, random_life, take, text_of
+from tests.faults.command import brokered, is_on, lying, say
+from tests.faults.lives import (
+    KILLED,
+    REPLACED,
+    Fate,
+    Step,
+    kinds_of,
+    live,
+    parse,
+    random_life,
+    text_of,
+)
+from tests.faults.power import CALLS, lose_power
 from tests.support.cases import SOURCES, keyed
 from tests.support.configurations import IDS
 from tests.support.lives import KilledError
@@ -58,13 +69,15 @@ OF_EXACTLY_ONCE = ("idle.decide", "letters.publish", "letters.note")
 letters."""
 
 SECOND_OWNER, STOOD_STILL = "a second owner", "an owner that stood still"
-CLOCK, TRANSACTION, RESTORED, TASKS = (
+CLOCK, TRANSACTION, RESTORED, TASKS, POWER = (
     "a clock that was set",
     "an open transaction",
     "a table that was restored",
     "tasks of Spark that were killed",
+    "a power cut",
 )
-INCIDENTS = (SECOND_OWNER, STOOD_STILL, CLOCK, TRANSACTION, RESTORED, TASKS)
+POWER_CUTS = [POWER] * 3 if is_on("POWER") else []
+INCIDENTS = (*POWER_CUTS, SECOND_OWNER, STOOD_STILL, CLOCK, TRANSACTION, RESTORED, TASKS)
 IN_ONE_PROCESS = (CLOCK, TRANSACTION, TASKS)
 """What can happen to a lake in Spark's own catalog: its metastore lets one process in at a time,
 and its tables have no path."""
@@ -84,6 +97,25 @@ CHUNK = 5
 """So many messages are produced at a time: a crash may come between any two pieces."""
 
 
+@contextmanager
+def by_wire(river: River, seed: str) -> Iterator[None]:
+    """With `WIRE=1`, the runs of a river reach Kafka by a wire that lies."""
+    direct = river.config["kafka"]
+    with lying(str(river.kafka), seed) as between:
+        if between is not None:
+            river.config["kafka"] = {**direct, "bootstrap_servers": between.bootstrap_servers}
+            river.write()
+        yield
+    river.config["kafka"] = direct
+    river.write()
+
+
+def cut_power(river: River, rng: random.Random) -> None:
+    """In the midst of a run, or once it has ended."""
+    outage = lose_power(river, rng, rng.randint(1, CALLS), "run", "--once")
+    assert not outage.status, outage.said
+
+
 @dataclass
 class Siege:
     """One river, and what is done to it."""
@@ -98,7 +130,8 @@ class Siege:
         """Carries out every kill and incident; returns how many there were."""
         self.river.flow()
         for nth, target in enumerate(self.targets):
-            self._suffer(target)
+            with by_wire(self.river, f"{self.river.seed}/{self.lake}/{self.mode}/{nth}"):
+                self._suffer(target)
             say(f"{self.lake}, {self.mode}: {nth + 1} of {len(self.targets)}: {target}")
             if self.rng.random() < 0.3:
                 self.river.forget_checkpoints()
@@ -114,6 +147,7 @@ class Siege:
             TRANSACTION: self._leave_a_transaction_open,
             RESTORED: self._restore,
             TASKS: self._kill_tasks,
+            POWER: self._cut_power,
         }
         if target in incidents:
             incidents[target]()
@@ -191,6 +225,10 @@ class Siege:
         assert "was taken back" in run.said()
         table.update_incremental()
         table.restore(last)
+
+    def _cut_power(self) -> None:
+        with self._trickle():
+            cut_power(self.river, self.rng)
 
     def _kill_tasks(self) -> None:
         """The workers in which tasks are, again and again: Spark tries each task anew, also where
@@ -273,7 +311,9 @@ class TenantSiege:
         """Carries out every kill; returns how many there were."""
         for nth, target in enumerate(self.targets):
             self.tenants.arrive((nth + 1) / (len(self.targets) + 1))
-            self.tenants.river.kill_at(target)
+            river = self.tenants.river
+            with by_wire(river, f"{river.seed}/{self.lake}/tenants/{nth}"):
+                cut_power(river, self.rng) if target == POWER else river.kill_at(target)
             say(f"{self.lake}, tenants: {nth + 1} of {len(self.targets)} killed at {target}")
             if self.rng.random() < 0.3:
                 self.tenants.river.forget_checkpoints()
@@ -303,17 +343,18 @@ class KilledLife(Fate):
     point: str | None = None
 
     @contextmanager
-    def armed(self, point: str | None, meanwhile: Callable[[], None] | None) -> Iterator[None]:
-        assert meanwhile is None, "who else has the lake is an incident of its own"
-        self.point = point
-        yield
+    def armed(self, step: Step) -> Iterator[None]:
+        assert step.mark != REPLACED, "who else has the lake is an incident of its own"
+        self.point = step.point if step.mark == KILLED else None
+        with super().armed(step):
+            yield
         self.point = None
 
     def do(self, *arguments: str) -> tuple[int, str]:
+        if self.power_until:
+            return super().do(*arguments)
         self.river.write()
         command, *others = arguments
-        log = self.river.folder / "run.log"
-        before = log.stat().st_size if log.exists() else 0
         point, _, count = (self.point or "").partition(":")
         run = self.river.run(*others, command=command, point=point or None, count=int(count or 1))
         until(lambda: run.is_held or run.process.poll() is not None, "the end, or the fault point")
@@ -321,9 +362,8 @@ class KilledLife(Fate):
             run.kill()
             self.point = None
             raise KilledError
-        said = log.read_bytes()[before:].decode(errors="replace")
-        self.told.append(f"{arguments}: {run.wait()} {said.strip()[-400:]}")
-        return run.wait(), said
+        self._told(arguments, run.wait(), run.said())
+        return run.wait(), run.said()
 
 
 @dataclass
@@ -343,17 +383,12 @@ class Lives:
             seed = f"{self.rng.randrange(10**9)}"
             text = random_life(random.Random(seed), 6)
             steps = [step for step in parse(text) if step.event not in IN_ONE_PROCESS_ONLY]
+            text = " ".join([*kinds_of(text), text_of(steps)])
             engine = "embedded" if self.lake == EMBEDDED else "spark"
-            life = KilledLife.begin(
-                self.kafka, self.folder / f"life-{nth}", engine, seed, kinds_of(text)
-            )
-            try:
-                for step in steps:
-                    take(life, step)
-                life.end()
-            except Exception as error:
-                self.problems.append("\n".join([text_of(steps), *life.told, repr(error)]))
-            say(f"{self.lake}, lives: {nth + 1} of {self.kills}: {text_of(steps)}")
+            told = live(self.kafka, self.folder, engine, text, seed, KilledLife)
+            if told.problem is not None:
+                self.problems.append(f"{text}\n{told.problem}")
+            say(f"{self.lake}, lives: {nth + 1} of {self.kills}: {text}")
         return self.kills
 
     def judge(self) -> bool:
@@ -441,7 +476,8 @@ def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: in
         )
         tenants.river.program = in_chunks(CHUNK)
         points = [point for point in POINTS if point not in OF_EXACTLY_ONCE]
-        sieges.append(TenantSiege(lake, tenants, rng, _chosen(points, [], [], kills // 3, rng)))
+        first = [] if lake == CATALOG else POWER_CUTS
+        sieges.append(TenantSiege(lake, tenants, rng, _chosen(points, first, [], kills // 3, rng)))
     sieges += [
         Lives(
             lake, kafka, folder / f"lives-{lake}", random.Random(f"{seed}/{lake}/lives"), kills // 6

@@ -13,7 +13,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 @pytest.mark.parametrize(
     ("command", "arguments"),
-    [("soak", ["--kills", "6", "--lake", "embedded"]), ("lives", ["--engine", "embedded"])],
+    [
+        ("soak", ["--kills", "6", "--lake", "embedded"]),
+        pytest.param("lives", ["--engine", "embedded"], marks=pytest.mark.nightly),
+    ],
 )
 def test_one_that_is_asked_to_end_leaves_no_process(command: str, arguments: list[str]) -> None:
     process = subprocess.Popen(

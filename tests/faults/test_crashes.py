@@ -49,6 +49,7 @@ def test_every_named_point_is_in_the_code_once() -> None:
 
 
 @pytest.mark.promise("N1")
+@pytest.mark.fault("kill", "lost", oracle=True)
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("lake", "points"), KILLS)
 def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(

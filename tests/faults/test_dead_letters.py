@@ -28,6 +28,7 @@ refused ones."""
 
 @pytest.mark.nightly
 @pytest.mark.promise("N3")
+@pytest.mark.fault("kill", oracle=True)
 def test_kills_while_dead_letters_are_sent_lose_and_repeat_none(kafka: str, tmp_path: Path) -> None:
     topics: dict[str, Any] = {
         f"publish__{table}_topic": f"letters-{table}" for table in ("late", "quarantine")

@@ -11,7 +11,7 @@ from tests.support.cases import expected_messages
 from tests.support.rivers import Losses, River, in_chunks, until
 from tests.support.topics import published
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.fault("kill", oracle=True)]
 
 CHUNK = 3
 """So many messages are produced at a time."""

@@ -9,7 +9,12 @@ import pytest
 
 from tests.faults.hostile import siege
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.promise("R70")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+    pytest.mark.promise("R70"),
+    pytest.mark.fault("hostile", "outage", "kill", oracle=True),
+]
 
 SECONDS = 20
 

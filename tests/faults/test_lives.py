@@ -12,6 +12,8 @@ import pytest
 
 from tests.faults.lives import (
     EVENTS,
+    POWERLESS,
+    REPLACED,
     Points,
     Step,
     chains,
@@ -44,6 +46,8 @@ ONCE_FAILED = (
     "merged keep reset_back evolve_window",
     # A rebuild whose history began behind the last record of an epoch left out its idle decision.
     "ahead silence evolve_within keep",
+    # What a late record had opened in one generation was compared with another one's.
+    "corrected tenants read far late reset_forth reset_time",
 )
 
 
@@ -74,9 +78,10 @@ def test_a_life_is_repeated_by_its_text() -> None:
     steps = [
         Step("merged"),
         Step("reset_back", "reset.close"),
-        Step("replaced", "silver.merge", is_replaced=True),
+        Step("replaced", "silver.merge", REPLACED),
+        Step("late", "37", POWERLESS),
     ]
-    assert text_of(steps) == "merged reset_back@reset.close replaced~silver.merge"
+    assert text_of(steps) == "merged reset_back@reset.close replaced~silver.merge late!37"
     assert parse(text_of(steps)) == steps
 
 

@@ -18,6 +18,8 @@ from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
 from tests.support.topics import create_topics, published
 from watersmeet.run import LAYERS
 
+pytestmark = pytest.mark.fault("owners", oracle=True)
+
 
 @pytest.mark.promise("O4")
 @pytest.mark.long

@@ -20,13 +20,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.inputs import tp_of
+from tests.support.journals import decisions_of, journal_rows
 from tests.support.lakes import as_published, engine_for, fill_bronze, quickly
 from tests.unit.test_docs import REGISTRY, ROOT, prose, slug
 from watersmeet.core.types import ddl
 from watersmeet.dev.init import write_example
 from watersmeet.lake import tables
 from watersmeet.lake.by_spark import SparkReader
-from watersmeet.lake.generations import Generation, generation_rows
+from watersmeet.lake.generations import Generation
 from watersmeet.lake.table_reader import row_count
 from watersmeet.run import create_missing
 from watersmeet.running.bronze_table import BronzeTable
@@ -66,7 +67,8 @@ class Example:
         create_missing(self.engine)
         begin = {tp_of(source, 0): 0 for source in self.settings.sources}
         first = Generation(0, 0, begin, {}, decided_at=1_767_261_600_000, reason="start: earliest")
-        self.engine.append(tables.GENERATIONS, generation_rows(self.settings, first))
+        rows = journal_rows(decisions_of([first]))
+        self.engine.append(tables.JOURNAL, rows)
         rows = [
             cells(line)
             for line in PAGE.splitlines()
@@ -132,7 +134,7 @@ def names(example: Example) -> Iterator[dict[str, Any]]:
     names = example.names()
     yield names
     # The page's tables are in the connection that all tests of a process share.
-    for name in names["views"]:
+    for name in (*names["views"], *names["journal_views"]):
         names["duckdb"].sql(f"DROP VIEW {name}")
     for name, *_ in names["duckdb"].sql("SHOW TABLES").fetchall():
         names["duckdb"].sql(f"DROP TABLE {name}")
@@ -243,10 +245,7 @@ def test_answers_are_shown_and_are_for_every_engine() -> None:
 
 def test_every_table_is_named(example: Example) -> None:
     at_a_glance = PAGE.partition("## The tables\n")[2].partition("\n### ")[0]
-    named = set(re.findall(r"^\| `([^`]+)` \|", at_a_glance, re.MULTILINE)) | {
-        tables.CONFIGURATION,
-        tables.LEASES,
-    }
+    named = set(re.findall(r"^\| `([^`]+)` \|", at_a_glance, re.MULTILINE)) | {tables.LEASES}
     laid_out = {
         re.sub("^bronze_.*", "bronze_<source>", name) for name in tables.layout(example.settings)
     }
@@ -259,7 +258,8 @@ def described_by(text: str) -> list[list[str]]:
     return [cells(line) for line in text.splitlines() if line.startswith("| ")][1:]
 
 
-SECTIONS = {name: text for name, text in SECTION.findall(PAGE) if name != tables.SILVER}
+OF_SILVER = (tables.SILVER, tables.BASES)
+SECTIONS = {name: text for name, text in SECTION.findall(PAGE) if name not in OF_SILVER}
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -284,7 +284,7 @@ def test_each_status_of_silver_has_its_view(example: Example) -> None:
     views = {
         name: view.parts[0].where[0][2]
         for name, view in example.engine.lake.views.items()
-        if view.is_of_one_table
+        if view.parts[0].table == tables.SILVER
     }
     assert [(row[0].strip("`"), row[1].strip("`")) for row in rows] == [
         (status, name)
@@ -299,7 +299,7 @@ def test_the_pages_views_are_the_lakes(
     """Every reader answers the same rows."""
     monkeypatch.chdir(example.folder)
     views = example.engine.lake.views
-    assert set(names["views"]) == set(views)
+    assert {*names["views"], *names["journal_views"]} == set(views)
     for name, view in views.items():
         columns = [column for column in view.schema.names if column not in ("key", "headers")]
         chosen = ", ".join(f"{name}.{column}" for column in columns)
@@ -322,7 +322,7 @@ def test_every_table_and_view_has_its_columns(example: Example) -> None:
     lake = example.engine.lake
     assert described == {
         re.sub("^bronze_.*", "bronze_<source>", name) for name in (*lake.layout, *lake.views)
-    } - {tables.CONFIGURATION, tables.LEASES}
+    } - {tables.LEASES}
 
 
 def test_every_view_is_named(example: Example) -> None:

@@ -32,7 +32,7 @@ from tests.support.registry import TestRegistry
 from tests.support.rivers import DEADLINE_S, EMBEDDED, FOLDER, River, until
 from tests.support.timing import within
 from tests.support.topics import published
-from watersmeet.audit.status import status
+from watersmeet.ask.status import status
 from watersmeet.core.message_schema import message_schema
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.errors import WatersmeetError
@@ -290,6 +290,7 @@ def test_a_registry_that_is_away_is_waited_for(
     assert_whole(river)
 
 
+@pytest.mark.fault("outage")
 @pytest.mark.nightly
 def test_an_unknown_id_stops_the_run_after_a_while_and_nothing_is_lost(
     kafka: str, tmp_path: Path, registry: TestRegistry
@@ -319,6 +320,7 @@ LAKES = pytest.mark.parametrize(
 
 
 @pytest.mark.promise("C62")
+@pytest.mark.fault("outage")
 @LAKES
 def test_an_unknown_id_is_named_at_once_and_its_records_are_refused_after_a_time(
     kafka: str,
@@ -366,6 +368,7 @@ def missing_schemas(river: River) -> list[str]:
 
 
 @pytest.mark.promise("K60")
+@pytest.mark.fault("outage")
 @LAKES
 def test_a_stop_is_heard_while_a_registry_trickles(
     kafka: str, tmp_path: Path, registry: TestRegistry, lake: str

@@ -18,6 +18,7 @@ STEP_MS = 5
 
 @pytest.mark.long
 @pytest.mark.promise("C17")
+@pytest.mark.fault("memory")
 def test_a_source_a_hundred_times_faster_costs_neither_state_nor_throughput(
     open_spark: OpenSpark, tmp_path: Path
 ) -> None:

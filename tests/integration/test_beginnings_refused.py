@@ -21,7 +21,7 @@ from tests.support.topics import (
 )
 from watersmeet.lake import tables
 
-pytestmark = [pytest.mark.long, pytest.mark.promise("B125")]
+pytestmark = [pytest.mark.long, pytest.mark.promise("B125"), pytest.mark.fault("lost", "topics")]
 
 ELSEWHERE = "publish to topics with other names"
 
@@ -62,9 +62,7 @@ def goes_on(life: Life, lost: frozenset[int] = frozenset()) -> None:
     fed(life, 3000)
     life.both((None, FAR))
     life.run()
-    counts = life.numbers()
-    assert {n: count for n, count in counts.items() if count != 1} == {}
-    assert life.keyed - set(counts) == lost
+    assert life.keyed - life.sent_once() == lost
     life.check()
 
 
@@ -81,7 +79,7 @@ def goes_on(life: Life, lost: frozenset[int] = frozenset()) -> None:
             {"timestamp": "2020-01-01T00:00:00Z"},
             {"offsets": {"tracking": {0: 1}}},
         ],
-        4,
+        2,
     ),
     ids=["earliest", "latest", "time", "offsets"],
 )
@@ -97,6 +95,7 @@ def test_only_a_start_at_the_sink_goes_on_over_a_sink(
     goes_on(life)
 
 
+@pytest.mark.fault("retention")
 @pytest.mark.parametrize("start", ["earliest", "sink"])
 def test_a_sink_that_retention_has_emptied_is_not_taken_for_a_new_one(
     kafka: str, tmp_path: Path, start: str
@@ -189,6 +188,7 @@ def test_a_sink_that_was_made_of_a_topic_that_was_made_again_is_refused(
     goes_on(life)
 
 
+@pytest.mark.fault("retention")
 @pytest.mark.parametrize("way_out", ["continue", "elsewhere"])
 def test_a_lost_lake_whose_records_kafka_has_deleted_is_refused(
     kafka: str, tmp_path: Path, way_out: str

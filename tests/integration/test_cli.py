@@ -31,7 +31,7 @@ from tests.support.topics import Published, create_topics, produce, published
 from watersmeet.audit.validate import check_kafka
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.errors import ConfigurationError, ForeignMessageError, Problem
-from watersmeet.kafka.cluster import Cluster, dead_letter_settings, sink_settings
+from watersmeet.kafka.cluster import Cluster, copy_settings, sink_settings
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
 from watersmeet.settings import load_settings
@@ -218,6 +218,7 @@ def following(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> Ite
 
 
 @pytest.mark.promise("N16")
+@pytest.mark.fault("kill")
 @pytest.mark.long
 def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_stays_behind(
     following: Following,
@@ -283,6 +284,8 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "late": 2,  # "late" and "c"
                 "corrections": 0,
                 "corrections_published": 0,
+                "corrections_closed": 0,
+                "corrections_behind": 0,
                 "too_many": 0,
                 "duplicates": 0,
                 "excess": 0,
@@ -308,6 +311,8 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "late": 0,
                 "corrections": 0,
                 "corrections_published": 0,
+                "corrections_closed": 0,
+                "corrections_behind": 0,
                 "too_many": 0,
                 "duplicates": 0,
                 "excess": 0,
@@ -375,6 +380,7 @@ def test_validate_names_what_is_wrong_with_sink_and_tables(
 
 
 @pytest.mark.promise("N16")
+@pytest.mark.fault("kill")
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_a_run_at_once_while_spark_starts(
@@ -476,6 +482,7 @@ def check_sink(kafka: str, folder: Path, name: str, value: str) -> list[Problem]
 
 
 @pytest.mark.promise("K9")
+@pytest.mark.fault("topics")
 @pytest.mark.parametrize(
     ("name", "value", "is_fit"),
     [
@@ -515,7 +522,7 @@ def test_a_topic_that_would_refuse_dead_letters_is_named(
     settings = settings_for(
         tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__late_topic=topic
     )
-    fit = dead_letter_settings(Cluster(settings.kafka), settings)
+    fit = copy_settings(Cluster(settings.kafka), settings.topics)
     create_topics(project.kafka, topic, partitions=PARTITIONS, **{**fit, name: value})
     problems = check_kafka(settings)
     assert [problem.where for problem in problems] == ([] if is_fit else ["publish.late_topic"])

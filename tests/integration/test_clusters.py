@@ -33,6 +33,7 @@ def wants_three(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.promise("K10")
+@pytest.mark.fault("broker")
 def test_a_transaction_log_that_cannot_be_made_is_named_by_validate_and_at_the_start(
     wants_three: str, tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ def move(river: River, change: Change = as_it_was) -> None:
 
 
 @pytest.mark.promise("C25")
+@pytest.mark.fault("broker", "topics", oracle=True)
 def test_a_cluster_that_moved_with_records_and_offsets_is_the_same(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -72,6 +74,7 @@ def test_a_cluster_that_moved_with_records_and_offsets_is_the_same(
 
 
 @pytest.mark.promise("C25")
+@pytest.mark.fault("topics")
 @pytest.mark.parametrize(
     "change",
     [

@@ -58,6 +58,7 @@ def crossing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], obj
 
 
 @pytest.mark.promise("O15")
+@pytest.mark.fault("owners")
 @pytest.mark.long
 def test_a_command_that_changes_nothing_leaves_a_run_its_layers(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "leaves-layers", partitions=1)
@@ -112,6 +113,7 @@ def sent_again(river: River) -> list[bytes | None]:
 
 
 @pytest.mark.promise("N27")
+@pytest.mark.fault("owners")
 @pytest.mark.parametrize(
     "point",
     [
@@ -132,6 +134,7 @@ def test_what_is_forgotten_while_it_is_redriven_is_not_sent(
 
 
 @pytest.mark.promise("N27")
+@pytest.mark.fault("owners")
 @pytest.mark.long
 def test_nothing_is_redriven_while_a_key_is_being_forgotten(refused: River) -> None:
     with (
@@ -189,6 +192,7 @@ def halves(river: River) -> list[Any]:
 
 
 @pytest.mark.promise("C33")
+@pytest.mark.fault("rules")
 @pytest.mark.long
 def test_repartition_follows_no_other_rules_than_the_lake(repartitioned: River) -> None:
     pairs(repartitioned, 1000)
@@ -206,6 +210,7 @@ def test_repartition_follows_no_other_rules_than_the_lake(repartitioned: River) 
 
 
 @pytest.mark.promise("C33")
+@pytest.mark.fault("owners", "rules")
 @pytest.mark.long
 def test_every_pair_meets_although_the_key_changes_while_records_are_repartitioned(
     repartitioned: River, crossing: Callable[[str, Callable[[], object]], None]
@@ -240,6 +245,7 @@ def test_every_pair_meets_although_the_key_changes_while_records_are_repartition
 
 
 @pytest.mark.promise("C33")
+@pytest.mark.fault("rules")
 @pytest.mark.long
 def test_a_record_that_belongs_elsewhere_by_a_later_key_is_not_redriven(
     repartitioned: River,
@@ -265,6 +271,7 @@ def test_a_record_that_belongs_elsewhere_by_a_later_key_is_not_redriven(
 
 
 @pytest.mark.promise("C33")
+@pytest.mark.fault("owners", "rules")
 @pytest.mark.long
 def test_nothing_is_repartitioned_while_the_rules_change(repartitioned: River) -> None:
     pairs(repartitioned, 1000)
@@ -277,6 +284,7 @@ def test_nothing_is_repartitioned_while_the_rules_change(repartitioned: River) -
 
 
 @pytest.mark.promise("C33")
+@pytest.mark.fault("kill", "rules")
 @pytest.mark.long
 def test_an_evolve_that_was_cut_short_holds_repartition_up_until_it_is_called_again(
     repartitioned: River,
@@ -306,6 +314,7 @@ def nothing_read(kafka: str, folder: Path, name: str) -> River:
 
 
 @pytest.mark.promise("C5")
+@pytest.mark.fault("rules")
 @pytest.mark.long
 def test_a_lake_that_has_read_nothing_takes_other_rules_without_evolve(
     kafka: str, tmp_path: Path
@@ -335,6 +344,7 @@ def test_a_lake_that_has_read_nothing_takes_other_rules_without_evolve(
 
 
 @pytest.mark.promise("C5")
+@pytest.mark.fault("rules")
 @pytest.mark.long
 def test_what_such_a_lake_reads_at_once_is_read_by_its_new_rules_alone(
     kafka: str, tmp_path: Path

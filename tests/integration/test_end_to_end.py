@@ -21,7 +21,7 @@ from tests.support.configurations import settings_for
 from tests.support.inputs import tp_of
 from tests.support.lakes import KINDS, engine_for, folder_of, place_of
 from tests.support.topics import consume, create_topics, produce, produce_transaction, published
-from watersmeet.audit.status import status
+from watersmeet.ask.status import status
 from watersmeet.core.message import message_bytes
 from watersmeet.engine.session import spark_session
 from watersmeet.errors import ConfigurationError, WatersmeetError
@@ -169,6 +169,7 @@ def content(spark: SparkSession, settings: Settings) -> list[str]:
 
 
 @pytest.mark.promise("R7")
+@pytest.mark.fault("cuts", oracle=True)
 def test_what_is_published_is_the_models_sequence(runs: Runs) -> None:
     in_model = {p: case for p, case in runs.cases.items() if p < PARTITIONS - 2}
     found = [m for m in published(runs.kafka, runs.sink, PARTITIONS) if m.partition in in_model]
@@ -177,12 +178,14 @@ def test_what_is_published_is_the_models_sequence(runs: Runs) -> None:
 
 
 @pytest.mark.promise("R8")
+@pytest.mark.fault("cuts", "lost")
 def test_steps_and_lost_checkpoints_publish_the_same_bytes(runs: Runs) -> None:
     at_once = published(runs.kafka, runs.sink, PARTITIONS)
     assert at_once == published(runs.kafka, runs.in_steps.publish.topic, PARTITIONS)
 
 
 @pytest.mark.promise("R6")
+@pytest.mark.fault("cuts", "lost")
 def test_steps_and_lost_checkpoints_give_the_same_silver(spark: SparkSession, runs: Runs) -> None:
     assert content(spark, runs.at_once) == content(spark, runs.in_steps)
     batches = asked(spark, runs.in_steps).summary(tables.PROGRESS, ["batch"], {})
@@ -190,6 +193,7 @@ def test_steps_and_lost_checkpoints_give_the_same_silver(spark: SparkSession, ru
 
 
 @pytest.mark.promise("R7")
+@pytest.mark.fault("cuts")
 def test_the_sequence_has_no_gap_and_keeps_its_order(runs: Runs) -> None:
     messages = published(runs.kafka, runs.sink, PARTITIONS)
     for partition in range(PARTITIONS):
@@ -252,6 +256,7 @@ def test_each_offset_is_in_bronze_once(spark: SparkSession, runs: Runs) -> None:
 
 
 @pytest.mark.promise("R9")
+@pytest.mark.fault("hostile")
 def test_nasty_bytes_stop_nothing_and_are_kept(spark: SparkSession, runs: Runs) -> None:
     partition = PARTITIONS - 2
     columns = ["offset", "reason", "value"]
@@ -345,6 +350,7 @@ def test_a_finished_run_leaves_everything_as_it_is_and_notes_what_is_missing(
 
 
 @pytest.mark.promise("K8")
+@pytest.mark.fault("hostile")
 @pytest.mark.parametrize("runs", KINDS[:1], indirect=True)
 def test_only_valid_records_are_published_and_values_may_be_chosen(
     spark: SparkSession, runs: Runs, tmp_path: Path

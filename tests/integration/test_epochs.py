@@ -29,7 +29,7 @@ from watersmeet.monitoring.observability import Reporter
 from watersmeet.operations import evolve as evolving
 from watersmeet.run import LAYERS, Run
 
-pytestmark = [pytest.mark.long, pytest.mark.promise("C6")]
+pytestmark = [pytest.mark.long, pytest.mark.promise("C6"), pytest.mark.fault("rules")]
 
 POINTS = ("silver.merge", "silver.done", "gold.publish", "publisher.committed", "bronze.done")
 FIRST: dict[str, Any] = {
@@ -65,6 +65,7 @@ def is_sound(river: River, name: str) -> None:
     }
 
 
+@pytest.mark.fault("kill", "rules", oracle=True)
 @pytest.mark.nightly
 def test_timeouts_change_up_and_down_with_kills(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "epochs", lake=EMBEDDED)
@@ -88,6 +89,7 @@ def test_timeouts_change_up_and_down_with_kills(kafka: str, tmp_path: Path) -> N
     is_sound(river, "in-the-end")
 
 
+@pytest.mark.fault("kill", "rules", oracle=True)
 @pytest.mark.nightly
 def test_a_timeout_becomes_a_window_by_gap_with_kills(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "windows", lake=EMBEDDED)
@@ -317,6 +319,7 @@ def test_a_run_that_goes_on_ends_when_the_rules_change(kafka: str, tmp_path: Pat
     is_sound(river, "goes-on")
 
 
+@pytest.mark.fault("kill")
 def test_a_crash_in_the_midst_of_a_change_leaves_the_old_rules(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "crash", lake=EMBEDDED)
     river.flow()
@@ -393,6 +396,7 @@ def lose(river: River) -> None:
 
 
 @pytest.mark.promise("C7")
+@pytest.mark.fault("lost", oracle=True)
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_lake_lost_after_its_timeout_changed_resumes_once_all_messages_go_by_the_new_one(

@@ -24,7 +24,7 @@ from watersmeet.monitoring.observability import Reporter
 from watersmeet.operations.evolve import evolve
 from watersmeet.run import Run
 
-pytestmark = [pytest.mark.long, pytest.mark.promise("C7")]
+pytestmark = [pytest.mark.long, pytest.mark.promise("C7"), pytest.mark.fault("lost", "rules")]
 
 Rows = Sequence[tuple[int, str | None]]
 """Of a source, event time and key of its next records; a heartbeat has no key."""

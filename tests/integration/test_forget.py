@@ -190,6 +190,7 @@ def is_as_if_the_key_had_never_been(river: River, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("N9")
+@pytest.mark.fault("owners")
 def test_a_run_goes_on_beside_it_and_nothing_is_lost_or_repeated(
     river: River, tmp_path: Path
 ) -> None:
@@ -214,6 +215,7 @@ def test_a_run_goes_on_beside_it_and_nothing_is_lost_or_repeated(
 
 @pytest.mark.nightly
 @pytest.mark.promise("N9")
+@pytest.mark.fault("kill")
 def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(
     river: River, tmp_path: Path
 ) -> None:
@@ -263,6 +265,7 @@ def tombstones(river: River) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.promise("N10")
+@pytest.mark.fault("kill", "lost")
 def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(
     river: River, tmp_path: Path
 ) -> None:
@@ -306,6 +309,7 @@ def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(
 
 @pytest.mark.nightly
 @pytest.mark.promise("N9")
+@pytest.mark.fault("owners")
 def test_one_that_was_replaced_while_it_stood_still_erases_nothing_more(
     river: River, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from watersmeet.core.times import time_text
 from watersmeet.faults import IN_BEGINNING, IN_RESET
 from watersmeet.lake import tables
 from watersmeet.lake.generations import read_generations
+from watersmeet.lake.journal import BEGIN
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.table_reader import row_count
@@ -55,6 +56,7 @@ def new_sink(life: Life) -> None:
 
 
 @pytest.mark.promise("B120")
+@pytest.mark.fault("jumps", "kill", "rules")
 @pytest.mark.parametrize(
     ("point", "layers"),
     first_then_nightly(
@@ -81,6 +83,7 @@ def test_a_jump_back_after_a_change_of_rules_that_is_cut_short_makes_nothing_lat
 
 
 @pytest.mark.promise("B121")
+@pytest.mark.fault("jumps", "lost")
 def test_a_lost_lake_is_not_taken_up_from_before_a_jump(kafka: str, tmp_path: Path) -> None:
     """Also where an idle decision far ahead was jumped over."""
     life = Life.make(kafka, tmp_path, merge={"timeout": "300ms", "max_future": "30d"})
@@ -126,6 +129,7 @@ def decide(life: Life, source: str, time_ms: int) -> None:
 
 
 @pytest.mark.promise("B120")
+@pytest.mark.fault("jumps", "silence")
 def test_an_idle_decision_does_not_hold_after_a_jump_past_it(kafka: str, tmp_path: Path) -> None:
     life = Life.make(kafka, tmp_path)
     fed(life)
@@ -141,6 +145,7 @@ def test_an_idle_decision_does_not_hold_after_a_jump_past_it(kafka: str, tmp_pat
 
 
 @pytest.mark.promise("N120")
+@pytest.mark.fault("jumps", "rules", "lost")
 def test_a_redriven_record_and_the_refused_one_are_never_both_merged(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -164,6 +169,7 @@ def test_a_redriven_record_and_the_refused_one_are_never_both_merged(
 
 
 @pytest.mark.promise("B121")
+@pytest.mark.fault("lost", "rules")
 @pytest.mark.parametrize(
     ("path", "value"),
     first_then_nightly([("sources.tracking.key", ["id", "k"]), ("merge.max_future", "1d")]),
@@ -193,6 +199,7 @@ def test_a_lake_that_was_lost_after_a_change_of_rules_is_refused_and_the_advice_
 
 
 @pytest.mark.promise("B122")
+@pytest.mark.fault("owners")
 def test_silver_that_starts_before_bronze_has_begun_waits_for_it(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -205,12 +212,12 @@ def test_silver_that_starts_before_bronze_has_begun_waits_for_it(
     fed(life, 3000)
     life.both((None, FAR))
     life.run()
-    assert {n: count for n, count in life.numbers().items() if count != 1} == {}
-    assert life.keyed == set(life.numbers())
+    assert life.keyed == life.sent_once()
     life.check()
 
 
 @pytest.mark.promise("B120")
+@pytest.mark.fault("jumps", "kill")
 def test_a_jump_that_was_cut_short_after_bronze_had_read_changes_no_answer(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -240,13 +247,15 @@ def test_a_rebuild_is_compared_with_the_generation_that_it_is_of(
 
 
 @pytest.mark.promise("B123")
+@pytest.mark.fault("jumps")
 def test_who_only_looks_at_a_jump_decides_nothing_and_is_told_what_is_not_out(
     kafka: str, tmp_path: Path
 ) -> None:
     life = Life.make(kafka, tmp_path, kafka__start="latest")
     life.both(*pairs(0))
     life.call("reset", "--to", "earliest")
-    assert DeltaTable(str(tmp_path / "lake" / tables.GENERATIONS)).to_pyarrow_table().num_rows == 0
+    decided = DeltaTable(str(tmp_path / "lake" / tables.JOURNAL)).to_pyarrow_table()
+    assert BEGIN not in decided["kind"].to_pylist()
     life.run()
     life.both(*pairs(3000), (None, FAR), ("open", FAR + 1))
     life.run("bronze", "silver")
@@ -255,6 +264,7 @@ def test_who_only_looks_at_a_jump_decides_nothing_and_is_told_what_is_not_out(
 
 
 @pytest.mark.promise("B123")
+@pytest.mark.fault("jumps", "retention")
 def test_who_looks_at_a_jump_over_a_sink_that_retention_has_emptied_is_told_what_is_not_out(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -271,6 +281,7 @@ def test_who_looks_at_a_jump_over_a_sink_that_retention_has_emptied_is_told_what
 
 
 @pytest.mark.promise("N121")
+@pytest.mark.fault("jumps")
 def test_a_key_that_was_forgotten_does_not_come_back_by_reading_again(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -301,7 +312,8 @@ def test_the_place_of_an_erased_record_goes_once_kafka_no_longer_has_it(
     for begin, of_tracking in ((1, {("tracking", 0, 2)}), (3, set())):
         delete_records(kafka, life.river.topic("tracking"), 0, begin)
         life.call("maintain")
-        rows = life.river.reader.select(tables.ERASED, columns).to_pylist()
+        of_records = [[("source", "is not null", None)]]
+        rows = life.river.reader.select(tables.ERASED, columns, of_records).to_pylist()
         assert {tuple(row.values()) for row in rows} == of_orders | of_tracking
     life.call("reset", "--to", "earliest", "--yes")
     life.run()
@@ -310,6 +322,7 @@ def test_the_place_of_an_erased_record_goes_once_kafka_no_longer_has_it(
 
 
 @pytest.mark.promise("N9")
+@pytest.mark.fault("retention")
 def test_a_key_that_was_forgotten_does_not_come_back_where_keep_has_deleted_its_records(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -386,6 +399,7 @@ def test_a_window_that_saw_no_batch_leaves_the_closing_of_later_ones_and_verify_
 
 
 @pytest.mark.promise("B120")
+@pytest.mark.fault("jumps", "lost")
 @pytest.mark.parametrize("layers", [(), ("bronze",)], ids=["merged", "read"])
 def test_a_recovered_lake_jumps_once_it_has_read_what_is_out_and_merges_the_rest_once(
     kafka: str, tmp_path: Path, layers: tuple[str, ...]
@@ -407,8 +421,7 @@ def test_a_recovered_lake_jumps_once_it_has_read_what_is_out_and_merges_the_rest
     life.call("reset", "--to", since, "--yes")
     life.both((None, FAR))
     life.run()
-    assert {n: count for n, count in life.numbers().items() if count != 1} == {}
-    assert life.keyed == set(life.numbers())
+    assert life.keyed == life.sent_once()
     life.check()
 
 
@@ -460,6 +473,7 @@ def test_a_start_from_the_sink_that_is_cut_short_is_made_again(
 
 
 @pytest.mark.promise("B121")
+@pytest.mark.fault("lost")
 def test_a_start_that_is_refused_leaves_nothing_of_a_lake_and_the_advice_works(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -492,6 +506,7 @@ def taken_up(kafka: str, folder: Path) -> Life:
 
 
 @pytest.mark.promise("B120")
+@pytest.mark.fault("jumps", "lost")
 def test_a_lake_that_was_taken_up_does_not_jump_before_where_it_began(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -507,6 +522,7 @@ def test_a_lake_that_was_taken_up_does_not_jump_before_where_it_began(
 
 
 @pytest.mark.promise("N22")
+@pytest.mark.fault("lost")
 def test_a_run_goes_on_only_once_a_deleted_table_is_back(kafka: str, tmp_path: Path) -> None:
     life = Life.make(kafka, tmp_path)
     fed(life)
@@ -529,6 +545,7 @@ def test_a_run_goes_on_only_once_a_deleted_table_is_back(kafka: str, tmp_path: P
 
 
 @pytest.mark.promise("N18")
+@pytest.mark.fault("jumps", "topics")
 def test_a_sink_that_is_made_again_gets_what_all_generations_have_published(
     kafka: str, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.repartitioning import expected_partition
 from tests.support.rivers import TIMEOUT_MS, River
 from tests.support.topics import Published, produce, published
-from watersmeet.audit.status import status
+from watersmeet.ask.status import status
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import row_count
 from watersmeet.monitoring.observability import Reporter
@@ -61,6 +61,7 @@ def parts_of(messages: list[Published]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.promise("N7")
+@pytest.mark.fault("topics")
 @pytest.mark.long
 def test_a_new_lake_with_more_partitions_begins_where_the_old_one_ends(
     kafka: str, tmp_path: Path

@@ -27,7 +27,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.generations import read_generations
 from watersmeet.running.lake_sequence import LakeSequence
 
-pytestmark = [pytest.mark.promise("R20"), pytest.mark.long]
+pytestmark = [pytest.mark.promise("R20"), pytest.mark.long, pytest.mark.fault("lost")]
 
 DAY_MS = 86_400_000
 

@@ -29,7 +29,7 @@ LAYERS = ("test_bronze", "test_silver", "test_gold", "test_restarts", "test_sink
 OF_EXTRAS = (
     *(
         "tests/quality",
-        "tests/audit/test_report_page.py",
+        "tests/ask/test_report_page.py",
         "tests/unit/test_monitoring.py",
         "tests/integration/test_monitoring.py",
     ),
@@ -77,6 +77,7 @@ def run_with_oldest(
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_with_the_oldest_packages_that_the_wheel_allows_the_laws_of_the_layers_hold(
     tmp_path: Path,

@@ -19,7 +19,7 @@ from tests.support.cases import SOURCES, heartbeat
 from tests.support.metrics import Exposed, asked, expressions, scrape
 from tests.support.rivers import EMBEDDED, FOLDER, River, RunProcess, until
 from tests.support.topics import committed, produce
-from watersmeet.audit.status import status
+from watersmeet.ask.status import status
 from watersmeet.dev.processes import free_port
 from watersmeet.errors import LeaseLostError
 from watersmeet.kafka.cluster import Cluster
@@ -250,6 +250,7 @@ def test_an_owner_that_was_replaced_says_so(kafka: str, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.promise("A15")
+@pytest.mark.fault("engines")
 @pytest.mark.timeout(900)
 def test_both_engines_count_the_same(kafka: str, tmp_path: Path) -> None:
     found = []

@@ -16,8 +16,7 @@ from tests.support.commands import here
 from tests.support.quality import expected, suite_file
 from tests.support.rivers import CATALOG, EMBEDDED, FOLDER, Losses, River
 from tests.support.topics import ANY_TIME, CheckedProducer, consume, create_topics, make_again
-from watersmeet.audit.show import utc
-from watersmeet.core.times import LAST_EVENT_TIME_MS, time_text
+from watersmeet.core.times import LAST_EVENT_TIME_MS, time_text, utc
 from watersmeet.engine.spark import SparkEngine
 
 MICROSECONDS = 1_768_780_800_123_456

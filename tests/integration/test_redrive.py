@@ -144,6 +144,7 @@ def test_records_are_sent_as_they_came_and_meet_the_rules_like_any_other(river: 
 
 
 @pytest.mark.promise("N8")
+@pytest.mark.fault("lost")
 def test_no_record_is_sent_twice_before_or_after_it_was_read_or_passed_over_or_the_lake_lost(
     river: River,
 ) -> None:
@@ -175,6 +176,7 @@ def answer(river: River, *words: str) -> str:
 
 
 @pytest.mark.promise("N8")
+@pytest.mark.fault("retention")
 def test_what_was_redriven_is_known_for_as_long_as_the_refused_record_is_kept(river: River) -> None:
     redrive(river)
     river.config["keep"] = {"bronze": "1s"}
@@ -239,6 +241,7 @@ def test_a_record_that_is_refused_again_is_one_of_its_own(river: River) -> None:
 
 
 @pytest.mark.promise("N8")
+@pytest.mark.fault("kill")
 @pytest.mark.parametrize(
     ("point", "count", "is_out"),
     first_then_nightly(
@@ -275,6 +278,7 @@ def test_a_redrive_that_is_killed_is_finished_by_the_next_and_sends_nothing_twic
 
 
 @pytest.mark.promise("N8")
+@pytest.mark.fault("owners")
 def test_of_two_redrives_at_once_the_later_one_sends_and_the_earlier_one_ends(river: River) -> None:
     earlier = RunProcess(
         river.file, "--reason", FUTURE, "--apply", point="publisher.commit", command="redrive"

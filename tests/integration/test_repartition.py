@@ -50,9 +50,9 @@ from watersmeet.monitoring.events import Event, LagObserved
 from watersmeet.monitoring.metrics import Metrics
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.operations.redrive import Redrive
-from watersmeet.repartition import origin_topics
+from watersmeet.repartition import topics
 from watersmeet.repartition.command import repartition
-from watersmeet.repartition.origin_topics import OriginTopics
+from watersmeet.repartition.topics import OriginTopics
 from watersmeet.running.lineage import sending
 from watersmeet.settings import LineageSettings
 
@@ -81,6 +81,7 @@ def found_in(river: River, source: str) -> dict[int, list[Copy]]:
 
 
 @pytest.mark.promise("N4")
+@pytest.mark.fault("cuts")
 @pytest.mark.parametrize(
     ("counts", "partitions"),
     first_then_nightly([(((2, 3, 1), (1, 1)), 3), ((3, 4), 4), ((4, 3), 2), ((1, 1), 1)], 2),
@@ -148,6 +149,7 @@ POINTS = [
 
 
 @pytest.mark.promise("N4")
+@pytest.mark.fault("kill")
 @pytest.mark.parametrize(
     "counts", [((2, 3), (1, 2)), pytest.param((3, 2), marks=pytest.mark.nightly)]
 )
@@ -169,6 +171,7 @@ def test_a_repartition_killed_anywhere_is_finished_by_the_next_with_nothing_lost
 
 @pytest.mark.nightly
 @pytest.mark.promise("N4")
+@pytest.mark.fault("kill")
 @pytest.mark.parametrize("counts", [((2, 1), (1, 1)), (3, 2)])
 def test_killed_at_any_moment_while_records_keep_coming_nothing_is_lost_or_written_twice(
     kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: Counts
@@ -222,6 +225,7 @@ def has_come_to(river: River, ends: dict[str, int]) -> bool:
 
 
 @pytest.mark.promise("N4")
+@pytest.mark.fault("owners")
 def test_the_later_of_two_writes_on_and_the_earlier_one_ends(
     kafka: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -269,6 +273,7 @@ def test_the_topic_that_is_read_may_get_more_partitions_at_any_time(river: River
 
 
 @pytest.mark.promise("N4")
+@pytest.mark.fault("topics")
 def test_a_topic_that_is_added_is_read_from_its_first_record_on_and_then_belongs_to_the_others(
     river: River,
 ) -> None:
@@ -374,6 +379,7 @@ def test_offsets_that_kafka_has_deleted_stop_it_unless_that_is_accepted(river: R
 
 
 @pytest.mark.promise("C25")
+@pytest.mark.fault("topics")
 def test_a_topic_that_moved_with_records_and_offsets_is_the_same(river: River) -> None:
     """Also at the next start, when messages of before and after the move say where it stands."""
     make_again(river.kafka, origin(river), 2)
@@ -475,7 +481,7 @@ def test_validate_says_what_is_missing_and_where_a_topic_would_refuse_records(ri
 def test_an_origin_that_an_answer_lacks_is_missing_once_the_next_answer_lacks_it_too(
     river: River, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(origin_topics, "CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(topics, "CHECK_EVERY_S", 0.0)
     river.write()
     origins = OriginTopics(river.settings, "tracking")
     for _ in range(2):

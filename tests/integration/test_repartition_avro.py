@@ -31,7 +31,7 @@ from watersmeet.lake import tables
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.repartition.command import repartition
 
-pytestmark = [pytest.mark.long, pytest.mark.promise("N4")]
+pytestmark = [pytest.mark.long, pytest.mark.promise("N4"), pytest.mark.fault("hostile")]
 
 COUNTS = ((2, 1), 3)
 PARTITIONS = 4
@@ -172,6 +172,7 @@ def test_an_unknown_id_stops_it_after_a_while_and_nothing_is_lost(
 
 
 @pytest.mark.promise("C62")
+@pytest.mark.fault("outage")
 def test_records_of_an_unknown_id_go_on_once_it_was_waited_for(
     kafka: str, tmp_path: Path, registry: TestRegistry
 ) -> None:

@@ -17,9 +17,9 @@ from watersmeet.lake import tables
 from watersmeet.lake.maintenance import FEW_FILES, maintain
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
-from watersmeet.running.ownership import kept_by
+from watersmeet.running.owner import kept_by
 
-pytestmark = [pytest.mark.long, pytest.mark.promise("C10")]
+pytestmark = [pytest.mark.long, pytest.mark.promise("C10"), pytest.mark.fault("retention")]
 
 KEEP = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}
 WEEKS = 12

@@ -23,14 +23,14 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.lease import FORGET, Lease
 from watersmeet.lake.maintenance import maintain
-from watersmeet.lake.published import last_sink
+from watersmeet.lake.published import last_sink, sink_of
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.operations import evolve as evolving
 from watersmeet.operations.evolve import evolve
 from watersmeet.operations.forget import forgotten
 from watersmeet.run import LAYERS, Run
 from watersmeet.running.bronze_table import BronzeTable, kafka_input
-from watersmeet.running.ownership import kept_by
+from watersmeet.running.owner import kept_by
 
 KEEP = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}
 
@@ -69,6 +69,7 @@ def rows_in(river: River, *names: str) -> dict[str, int]:
 
 
 @pytest.mark.promise("O11")
+@pytest.mark.fault("owners", "kill")
 @pytest.mark.long
 @pytest.mark.usefixtures("every_owner_counts_as_dead")
 def test_a_takeover_that_ends_before_it_has_fenced_leaves_no_two_owners(
@@ -114,6 +115,7 @@ def tokens(river: River) -> dict[tuple[str, str], int]:
 
 
 @pytest.mark.promise("O11")
+@pytest.mark.fault("owners")
 @pytest.mark.long
 def test_every_start_fences_whatever_was_ever_written_under_a_token(
     kafka: str, tmp_path: Path
@@ -148,13 +150,13 @@ def test_every_start_fences_whatever_was_ever_written_under_a_token(
         after = tokens(river)
     assert {name for name, _ in by_token} == {
         *map(tables.bronze, SOURCES),
-        *(tables.GENERATIONS, tables.RESETS, tables.SILVER, tables.EPOCHS),
-        *(tables.ERASED, tables.FORGOTTEN, tables.PUBLISHED, tables.DEAD_LETTERS),
+        *(tables.SILVER, tables.BASES, tables.ERASED, tables.PUBLISHED),
     }
     assert {place: after[place] for place in by_token} == dict.fromkeys(by_token, owned.owner.token)
 
 
 @pytest.mark.promise("O12")
+@pytest.mark.fault("owners")
 @pytest.mark.long
 def test_maintenance_that_was_replaced_deletes_nothing_and_says_so(
     kafka: str, tmp_path: Path
@@ -182,6 +184,7 @@ def test_maintenance_that_was_replaced_deletes_nothing_and_says_so(
 
 @pytest.mark.long
 @pytest.mark.promise("O12")
+@pytest.mark.fault("owners", "rules")
 @pytest.mark.usefixtures("every_owner_counts_as_dead")
 def test_an_evolve_that_was_replaced_while_it_stood_still_begins_no_epoch(
     kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +211,7 @@ def test_an_evolve_that_was_replaced_while_it_stood_still_begins_no_epoch(
 
 @pytest.mark.long
 @pytest.mark.promise("O9")
+@pytest.mark.fault("clock")
 def test_the_last_sink_is_known_although_the_clock_was_set_back(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "clock-set-back")
     layout = new_run(river).engine.lake.layout[tables.PUBLISHED]
@@ -223,18 +227,18 @@ def test_the_last_sink_is_known_although_the_clock_was_set_back(kafka: str, tmp_
         "last_tenant": "",
         "sink_offset": 0,
     }
-    rows = layout.rows_of([{**row, "committed_at": ahead_ms, "sink": "the sink before"}])
+    rows = layout.rows_of([{**row, "committed_at": ahead_ms, "topic": "the-sink-before"}])
     write_deltalake(river.reader.path(tables.PUBLISHED), rows, mode="append")
     for _ in range(2):
         river.flow()
         river.finish()
     noted = river.reader.select(
-        tables.PUBLISHED, ["sink", "partition", "last_seq", "committed_at"]
+        tables.PUBLISHED, ["topic", "topic_id", "partition", "last_seq", "committed_at"]
     ).to_pylist()
-    now = next(sink for sink in {row["sink"] for row in noted} if sink.startswith(river.sink))
+    now = next(sink for sink in map(sink_of, noted) if sink.startswith(river.sink))
     assert last_sink(river.reader, MERGED) == now
     for p in range(2):
-        mine = [row for row in noted if (row["sink"], row["partition"]) == (now, p)]
+        mine = [row for row in noted if (sink_of(row), row["partition"]) == (now, p)]
         times = [row["committed_at"] for row in sorted(mine, key=lambda row: row["last_seq"])]
         assert times == sorted(set(times))
         assert len(times) > 1
@@ -242,6 +246,7 @@ def test_the_last_sink_is_known_although_the_clock_was_set_back(kafka: str, tmp_
 
 @pytest.mark.long
 @pytest.mark.promise("O14")
+@pytest.mark.fault("owners", "rules")
 def test_a_run_that_was_made_before_the_rules_changed_does_not_begin(
     kafka: str, tmp_path: Path
 ) -> None:

@@ -15,8 +15,8 @@ from tests.support.metrics import Exposed
 from tests.support.tenant_rivers import FIRST, TenantRiver
 from tests.support.tenants import TENANTS, Window, merge_of
 from tests.support.topics import consume
-from watersmeet.audit.explain import explain
-from watersmeet.audit.status import status
+from watersmeet.ask.explain import explain
+from watersmeet.ask.status import status
 from watersmeet.monitoring.metrics import Metrics
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.long, pytest.mark.promise("T4")]
 SECOND: Window = (60, None, 800)
 
 
+@pytest.mark.fault("kill", "rules", oracle=True)
 def test_tenants_are_merged_by_their_own_clocks_through_kills_and_changes_of_the_rules(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_rules_change_again_while_a_clock_stands(kafka: str, tmp_path: Path) -> 
     here(river, "verify", "--against", "rebuilt")
 
 
+@pytest.mark.fault("lost", oracle=True)
 def test_a_lost_lake_with_tenants_is_taken_up_from_the_sink_alone(
     kafka: str, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from watersmeet.errors import RegistryUnreachableError, UnknownWriterSchemaError
 from watersmeet.kafka import registry as asking
 from watersmeet.kafka.registry import Registry
 
-pytestmark = pytest.mark.promise("K60")
+pytestmark = [pytest.mark.promise("K60"), pytest.mark.fault("outage", "hostile")]
 READER: dict[str, Any] = {"type": "record", "name": "R", "fields": [{"name": "f", "type": "long"}]}
 MEMORY_BYTES = 150 * 2**20
 """How much more memory this process and its children may have than before."""

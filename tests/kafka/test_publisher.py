@@ -89,6 +89,7 @@ def test_one_producer_sends_again_and_again(begun: Publisher, kafka: str, topic:
 
 
 @pytest.mark.promise("O4")
+@pytest.mark.fault("owners")
 def test_a_later_publisher_fences_an_earlier_one(begun: Publisher, kafka: str, topic: str) -> None:
     begun.send([messages(0, "a")])
     later = publisher(kafka, topic)
@@ -124,6 +125,7 @@ def failing(*before: pa.Table) -> Iterator[pa.Table]:
 
 
 @pytest.mark.promise("N12")
+@pytest.mark.fault("kill")
 def test_a_transaction_that_fails_is_never_seen(begun: Publisher, kafka: str, topic: str) -> None:
     with pytest.raises(ValueError, match="the engine failed"):
         begun.send(failing(messages(0, "ab"), messages(1, "c")))
@@ -138,6 +140,7 @@ def test_a_transaction_that_fails_is_never_seen(begun: Publisher, kafka: str, to
 
 
 @pytest.mark.promise("K7")
+@pytest.mark.fault("kill")
 def test_a_new_owner_settles_the_transaction_that_was_left_open(
     begun: Publisher, kafka: str, topic: str
 ) -> None:

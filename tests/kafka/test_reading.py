@@ -187,6 +187,7 @@ def _peak_mib_of_reading(settings: KafkaSettings, topic: str, count: int) -> flo
 
 @pytest.mark.long
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 def test_records_that_pack_well_are_not_all_fetched_ahead(
     kafka: str, settings: KafkaSettings, topic: str
 ) -> None:
@@ -243,6 +244,7 @@ def test_the_broker_may_have_set_the_timestamp(
 
 
 @pytest.mark.promise("R10")
+@pytest.mark.fault("retention")
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "aborted"])
 def test_a_range_ends_although_its_last_offsets_hold_no_record(
     kafka: str, settings: KafkaSettings, topic: str, committed: bool
@@ -282,6 +284,7 @@ def test_what_is_not_committed_lies_beyond_the_end(
 
 
 @pytest.mark.promise("B2")
+@pytest.mark.fault("retention")
 def test_offsets_that_kafka_has_deleted_are_never_passed_over(
     kafka: str, settings: KafkaSettings, topic: str
 ) -> None:

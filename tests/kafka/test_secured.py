@@ -110,6 +110,7 @@ def assert_refused_everywhere(kafka: KafkaSettings, topic: str, sentence: str) -
 
 
 @pytest.mark.promise("K4")
+@pytest.mark.fault("outage")
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_login_is_one_sentence_at_once(
     secured: SecuredBroker, source: str, wrong: str
@@ -119,6 +120,7 @@ def test_a_wrong_login_is_one_sentence_at_once(
 
 
 @pytest.mark.promise("K4")
+@pytest.mark.fault("outage")
 def test_a_certificate_of_a_strange_authority_is_one_sentence_at_once(
     secured: SecuredBroker, source: str, tmp_path: Path
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_certificate_of_a_strange_authority_is_one_sentence_at_once(
 
 
 @pytest.mark.promise("K4")
+@pytest.mark.fault("outage")
 def test_an_expired_certificate_is_one_sentence_at_once(
     secured: SecuredBroker, source: str
 ) -> None:

@@ -21,7 +21,7 @@ from watersmeet.dev import secure
 from watersmeet.kafka.permissions import Permission, permissions
 from watersmeet.settings import Settings
 
-pytestmark = [pytest.mark.long, pytest.mark.promise("N4")]
+pytestmark = [pytest.mark.long, pytest.mark.promise("N4"), pytest.mark.fault("outage")]
 
 COUNTS = ((1, 2), 1)
 PARTITIONS = 2

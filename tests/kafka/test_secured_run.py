@@ -225,6 +225,7 @@ settings."""
 
 
 @pytest.mark.promise("K5")
+@pytest.mark.fault("outage", oracle=True)
 @pytest.mark.parametrize(
     "number",
     first_then_nightly(NEEDED_BY_A_RUN),
@@ -274,6 +275,7 @@ def test_validate_names_the_permission_that_it_misses(
 
 @pytest.mark.nightly
 @pytest.mark.promise("K5")
+@pytest.mark.fault("outage", oracle=True)
 def test_a_permission_that_is_taken_away_under_way_ends_the_run_and_nothing_is_lost(
     secured: SecuredBroker, new_river: NewRiver
 ) -> None:

@@ -12,8 +12,7 @@ from tests.support.topics import create_topics, produce
 from watersmeet.core.reading import KAFKA
 from watersmeet.core.types import columns_ddl
 from watersmeet.errors import is_retriable, root_cause
-from watersmeet.kafka.ranges import share, split_ranges
-from watersmeet.kafka.reading import Range
+from watersmeet.kafka.reading import Range, share, split_ranges
 from watersmeet.kafka.source import DecodedTopic, kafka_source, register
 from watersmeet.settings import KafkaSettings
 

@@ -24,12 +24,12 @@ from watersmeet import errors
 from watersmeet.core.reading import KAFKA, ReadingRules, bronze_schema, read_records
 from watersmeet.errors import (
     DataLossError,
-    KafkaUnreachableError,
+    LeaseLostError,
     WatersmeetError,
     WorkerEndedError,
     is_retriable,
 )
-from watersmeet.kafka import ranges, workers
+from watersmeet.kafka import reading, workers
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.kafka.workers import read_decoded
 from watersmeet.settings import KafkaSettings
@@ -136,7 +136,7 @@ def test_a_process_is_started_only_where_more_than_few_records_are_to_be_read(
 def test_workers_read_what_this_process_reads_in_the_order_of_the_ranges(
     kafka: str, settings: KafkaSettings, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "SMALLEST_SPLIT", 10)
+    monkeypatch.setattr(reading, "SMALLEST_SPLIT", 10)
     create_topics(kafka, topic, partitions=3)
     produce(kafka, topic, [(p, b"%d" % i) for i in range(100) for p in range(2)])
     wanted = [Range(topic, 1, 60, 100), Range(topic, 2, 5, 5), Range(topic, 0, 0, 20)]
@@ -152,7 +152,7 @@ def test_workers_read_what_this_process_reads_in_the_order_of_the_ranges(
 def test_large_records_are_read_as_far_as_there_is_room_without_a_gap(
     kafka: str, settings: KafkaSettings, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "SMALLEST_SPLIT", 10)
+    monkeypatch.setattr(reading, "SMALLEST_SPLIT", 10)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     create_topics(kafka, topic, partitions=2)
     produce(kafka, topic, [(p, b"%d" % i + bytes(900_000)) for i in range(60) for p in (0, 1)][:90])
@@ -233,8 +233,8 @@ def test_every_error_is_the_same_in_another_process(kind: type[WatersmeetError])
     made.__dict__["fact"] = 7
     again = pickle.loads(pickle.dumps(made))
     assert (type(again), str(again), again.fact) == (kind, "a sentence", 7)
-    away = pickle.loads(pickle.dumps(KafkaUnreachableError("there:1", "gone")))
-    assert (away.bootstrap_servers, away.retriable) == ("there:1", True)
+    lost = pickle.loads(pickle.dumps(LeaseLostError("./lake", "forget")))
+    assert (lost.change, lost.problem.fix) == ("forget", "start it again")
 
 
 def test_inputs_that_are_read_at_once_share_their_workers(kafka: str, topic: str) -> None:

@@ -21,17 +21,18 @@ from watersmeet.lake.by_spark import SparkReader
 from watersmeet.lake.commits import (
     APPLICATION,
     DELETING,
-    EVOLVING,
+    RESETTING,
     Commit,
+    is_conflict,
     last_commit,
     last_decision,
     ranges_fact,
+    suppress_conflict,
 )
-from watersmeet.lake.conflicts import is_conflict, suppress_conflict
 from watersmeet.lake.table_reader import Version
 from watersmeet.running.owner import Owner
 
-ROW = ("s", "t", 0, 1, 0)
+ROW = ("s", "t", 0, 1, 0, None)
 FACTS = {
     "batch": 7,
     "reset": None,
@@ -127,6 +128,7 @@ def owner(store: Store, token: int) -> Owner:
 
 
 @pytest.mark.promise("O7")
+@pytest.mark.fault("owners")
 def test_an_earlier_owner_writes_nothing_once_it_is_fenced(folder_store: Store) -> None:
     folder_store.create("erased")
     decided = Commit(APPLICATION, 1, 8, FACTS)
@@ -154,6 +156,7 @@ def test_an_earlier_owner_writes_nothing_once_it_is_fenced(folder_store: Store) 
 
 
 @pytest.mark.promise("O8")
+@pytest.mark.fault("owners")
 def test_a_fence_says_what_an_earlier_owner_has_decided_just_before_it(folder_store: Store) -> None:
     """Also where that owner's numbers are below the ones that were looked at."""
     folder_store.create("erased")
@@ -208,7 +211,7 @@ def test_the_fences_of_a_table_share_one_look_at_its_history(
         return history(table, limit)
 
     monkeypatch.setattr(folder_store.reader, "history", look)
-    applications = [APPLICATION, DELETING, EVOLVING]
+    applications = [APPLICATION, DELETING, RESETTING]
     owner(folder_store, 2).fence("erased", applications)
     assert len(looks) == 2, "one look before the fences, one after"
     for application in applications:
@@ -218,6 +221,7 @@ def test_the_fences_of_a_table_share_one_look_at_its_history(
 
 
 @pytest.mark.promise("O6")
+@pytest.mark.fault("commits")
 @pytest.mark.parametrize("by", ["delta-rs", pytest.param("spark", marks=pytest.mark.long)])
 def test_of_many_that_write_the_same_commit_one_does_and_others_find_a_conflict(
     folder_store: Store, open_spark: OpenSpark, by: str
@@ -257,7 +261,7 @@ def test_nothing_else_is_a_conflict() -> None:
 def test_rows_of_a_layout_have_its_types(folder_store: Store) -> None:
     table = folder_store.lake.layout[tables.PUBLISHED]
     rows = table.rows(
-        [(0, 1, 2, 253_402_300_799_999, "k", None, None, "s", None, None, "", *[None] * 5)]
+        [("t", 0, 1, 2, 253_402_300_799_999, "k", None, None, "id", None, None, "", *[None] * 5)]
     )
     assert rows.schema == table.schema
     assert rows["last_event_time"].cast(pa.int64()).to_pylist() == [253_402_300_799_999_000]

@@ -63,6 +63,7 @@ def lease(
 
 
 @pytest.mark.promise("O1")
+@pytest.mark.fault("owners")
 def test_a_layer_has_one_owner_and_other_layers_have_others(leases: Store) -> None:
     bronze, rest = lease(leases, "bronze"), lease(leases, "silver", "gold")
     bronze.take()
@@ -76,6 +77,7 @@ def test_a_layer_has_one_owner_and_other_layers_have_others(leases: Store) -> No
 
 
 @pytest.mark.promise("O3")
+@pytest.mark.fault("owners")
 def test_an_owner_that_has_released_its_layers_is_followed_at_once(leases: Store) -> None:
     first, time = lease(leases, "bronze", "silver"), Time()
     first.take()
@@ -87,6 +89,7 @@ def test_an_owner_that_has_released_its_layers_is_followed_at_once(leases: Store
 
 
 @pytest.mark.promise("O2")
+@pytest.mark.fault("owners")
 def test_a_silent_owner_is_replaced_and_learns_of_it(leases: Store) -> None:
     told: list[str] = []
     first = lease(leases, "bronze", on_lost=lambda: told.append("lost"))
@@ -158,6 +161,7 @@ def test_an_owner_that_releases_its_layers_while_it_is_looked_at_is_followed_at_
 
 
 @pytest.mark.promise("O2")
+@pytest.mark.fault("kill")
 def test_an_owner_that_is_no_process_any_more_is_replaced_at_once(leases: Store) -> None:
     lease(leases, "bronze").take()
     time = Time()
@@ -177,6 +181,7 @@ def test_a_token_is_larger_than_any_that_a_table_has_seen(leases: Store) -> None
 
 
 @pytest.mark.promise("O1")
+@pytest.mark.fault("owners")
 def test_of_many_that_take_a_layer_at_once_one_has_it(leases: Store) -> None:
     outcomes: list[object] = []
     barrier = threading.Barrier(6)
@@ -263,6 +268,7 @@ def ended() -> int:
 
 
 @pytest.mark.promise("O2")
+@pytest.mark.fault("kill")
 def test_an_owner_is_certainly_dead_where_its_own_process_table_lacks_its_process(
     ended: int,
 ) -> None:
@@ -278,6 +284,7 @@ def test_an_owner_is_certainly_dead_where_its_own_process_table_lacks_its_proces
 
 
 @pytest.mark.promise("O10")
+@pytest.mark.fault("owners", "clock")
 def test_a_host_name_a_process_number_and_a_wall_clock_prove_no_death(ended: int) -> None:
     here = entry_of(ended, 1)
     for unsaid in (
@@ -315,6 +322,7 @@ for _ in sys.stdin:
 
 
 @pytest.mark.promise("O10")
+@pytest.mark.fault("owners")
 @pytest.mark.long
 def test_an_owner_in_another_process_namespace_with_the_same_host_name_is_never_taken_for_dead(
     leases: Store, tmp_path: Path
@@ -355,6 +363,7 @@ def test_an_owner_in_another_process_namespace_with_the_same_host_name_is_never_
 
 
 @pytest.mark.promise("O2")
+@pytest.mark.fault("owners")
 def test_lakes_that_share_their_checkpoints_know_their_own_owners(
     leases: Store, tmp_path: Path
 ) -> None:
@@ -373,6 +382,7 @@ def test_lakes_that_share_their_checkpoints_know_their_own_owners(
 
 
 @pytest.mark.promise("O13")
+@pytest.mark.fault("owners")
 def test_an_owner_whose_renewal_crossed_a_takeover_learns_it_from_the_table(leases: Store) -> None:
     first = lease(leases, "bronze")
     first.take()

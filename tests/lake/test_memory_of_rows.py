@@ -48,6 +48,7 @@ def test_rows_are_not_in_memory_twice_while_their_types_become_plain(tmp_path: P
 
 
 @pytest.mark.promise("C26")
+@pytest.mark.fault("memory")
 def test_of_rows_that_are_not_asked_for_nothing_stays_in_memory(tmp_path: Path) -> None:
     """Each of forty files has 6 MB, and one row in thirty meets the condition."""
     reader = DeltaRsReader(Lake(settings_for(tmp_path)))

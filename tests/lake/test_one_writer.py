@@ -65,7 +65,7 @@ CHANGES: dict[str, Callable[[SparkEngine, Any], object]] = {
     "compact by delta-rs": lambda e, _: e.compact(TABLE, 1),
     "compact by Spark": lambda e, _: SparkWriter.compact(e, TABLE, 1),
     "purge": lambda e, _: e.purge(TABLE),
-    "purge by delta-rs": lambda e, _: e.purge(tables.RESETS),
+    "purge by delta-rs": lambda e, _: e.purge(tables.ERASED),
     "vacuum": lambda e, _: e.vacuum(TABLE),
     "properties": lambda e, _: e.set_properties(TABLE, {"a": "b"}),
 }
@@ -86,7 +86,7 @@ def test_nobody_else_changes_a_table_while_one_of_the_writers_does(
     lake = Lake(settings_for(tmp_path, engine="spark"))
     create_missing(EmbeddedEngine(lake))
     was_alone = list[bool]()
-    others = {"merge by delta-rs": tables.SILVER, "purge by delta-rs": tables.RESETS}
+    others = {"merge by delta-rs": tables.SILVER, "purge by delta-rs": tables.ERASED}
     table = others.get(change, TABLE)
 
     def used(*_: Any, **__: Any) -> None:

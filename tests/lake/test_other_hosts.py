@@ -19,12 +19,12 @@ from watersmeet.lake import tables
 from watersmeet.lake.location import Lake
 from watersmeet.run import create_missing
 
-TABLE = tables.RESETS
+TABLE = tables.ERASED
 
 
 def appended(engine: EmbeddedEngine, *offsets: int) -> int:
     """Append a row for each offset; return the version of the table."""
-    rows = [("tracking", "tracking", 0, offset, offset + 1, 0, "test") for offset in offsets]
+    rows = [("tracking", "tracking", 0, offset, 0, None) for offset in offsets]
     engine.append(TABLE, engine.lake.layout[TABLE].rows(rows))
     return engine.reader.version(TABLE)
 
@@ -48,11 +48,11 @@ def task(engine: EmbeddedEngine, request: pytest.FixtureRequest) -> Task:
     """A task in this process, as in a worker: it returns the offsets of a version."""
 
     def run(version: int) -> list[int]:
-        schema = pa.schema([("partition", pa.int32()), ("from_offset", pa.int64())])
+        schema = pa.schema([("partition", pa.int32()), ("offset", pa.int64())])
         rows = Selection(TABLE, schema.names, version=version)
         tasks = FromTables(engine.lake, request.node.name, as_it_is, [rows], [[0]], schema)
         batches = tasks(iter([pa.record_batch({"id": [0]})]))
-        return sorted(pa.Table.from_batches(batches, schema)["from_offset"].to_pylist())
+        return sorted(pa.Table.from_batches(batches, schema)["offset"].to_pylist())
 
     return run
 

@@ -49,6 +49,7 @@ def test_progress_has_a_row_for_each_topic_partition(folder_store: Store) -> Non
 
 
 @pytest.mark.promise("N2", "N11")
+@pytest.mark.fault("commits")
 def test_the_last_batch_is_what_silver_says_whoever_has_committed_since(
     folder_store: Store,
 ) -> None:

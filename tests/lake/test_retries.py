@@ -84,6 +84,8 @@ def reading_of(
     next_offsets = NextOffsets(engine.reader, settings, 1, owner)
     begin_at(Owner(engine, token=1), settings, {tp_of(s, 0): 0 for s in settings.inputs})
     monkeypatch.setattr(next_offsets, "bounds", lambda _: {0: (0, 100)})
+    monkeypatch.setattr(next_offsets, "leader_epochs", lambda _: {})
+    monkeypatch.setattr(next_offsets, "replaced", lambda *_: {})
     bronze = Bronze(owner, settings, settings.inputs_by_name["tracking"], next_offsets)
     reading = Reading(bronze, settings, engine.reader, {})
     monkeypatch.setattr(engine, "read_kafka", reading.read_kafka)
@@ -110,6 +112,7 @@ def test_a_batch_that_is_tried_again_is_written_once(
 
 
 @pytest.mark.promise("N24")
+@pytest.mark.fault("commits", "retention")
 @pytest.mark.parametrize("gone", [(0,), (3,), (1,), (0, 3), (0, 1, 2, 3)], ids=str)
 def test_a_batch_that_is_tried_again_is_written_once_whatever_kafka_has_lost_of_it(
     reading: Reading, gone: Sequence[int]
@@ -126,6 +129,7 @@ def test_a_batch_that_is_tried_again_is_written_once_whatever_kafka_has_lost_of_
 
 
 @pytest.mark.promise("N24")
+@pytest.mark.fault("commits")
 def test_of_a_batch_that_is_tried_again_with_more_behind_it_only_that_is_written(
     reading: Reading,
 ) -> None:
@@ -147,6 +151,7 @@ def test_records_of_a_batch_that_is_tried_again_count_once_towards_the_limit(
 
 
 @pytest.mark.promise("N25")
+@pytest.mark.fault("commits")
 def test_a_commit_of_an_earlier_try_that_says_something_else_is_not_taken_for_the_later_one(
     folder_store: Store,
 ) -> None:
@@ -166,6 +171,7 @@ def test_a_commit_of_an_earlier_try_that_says_something_else_is_not_taken_for_th
 
 
 @pytest.mark.promise("N25")
+@pytest.mark.fault("commits", "silence")
 def test_an_idle_decision_whose_answer_did_not_come_is_known_when_it_is_tried_again(
     tmp_path: Path,
 ) -> None:

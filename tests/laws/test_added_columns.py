@@ -19,6 +19,7 @@ NOTE = "noted_by"
 
 
 @pytest.mark.promise("N28")
+@pytest.mark.fault("commits", oracle=True)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "lake",

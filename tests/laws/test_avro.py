@@ -24,7 +24,7 @@ from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.location import Lake
 
-pytestmark = pytest.mark.promise("C11")
+pytestmark = [pytest.mark.promise("C11"), pytest.mark.fault("cuts", oracle=True)]
 
 
 @cache

@@ -158,7 +158,7 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(
         for jump in back(lake.owner()).jumps
     } == {(source, p, 0) for source in SOURCES for p in cases}
     with pytest.raises(CrashError):
-        back(lake.owner(dying_at(lake.engine, "append", tables.GENERATIONS))).commit()
+        back(lake.owner(dying_at(lake.engine, "append", tables.JOURNAL))).commit()
     back(lake.owner()).commit()
     for source in SOURCES:
         assert records(lake, source) == expected(cases, source)
@@ -289,6 +289,7 @@ def test_a_batch_is_read_once_and_its_commit_and_its_files_say_what_they_hold(
 
 
 @pytest.mark.promise("C18")
+@pytest.mark.fault("hostile")
 @in_folders_of_both
 def test_too_many_refused_records_stop_the_run_before_any_is_written(
     new_lake: MakeLake, kafka: str, kind: str
@@ -327,6 +328,7 @@ class FailingInput(KafkaInput):
 
 
 @pytest.mark.promise("N37")
+@pytest.mark.fault("outage")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["spark-folder"], indirect=True, scope="module")
 @pytest.mark.parametrize("kills", [False, True], ids=["raises", "killed"])
@@ -370,6 +372,7 @@ def test_files_of_tasks_are_made_with_the_umask_of_the_run(
 
 
 @pytest.mark.promise("C21")
+@pytest.mark.fault("retention")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_what_holds_no_record_behind_the_last_row_is_not_lost_when_kafka_deletes_it(
     new_lake: MakeLake, kafka: str, kind: str

@@ -22,6 +22,7 @@ from tests.support.cases import SOURCES, Case, cases_with_ids, heartbeat, keyed,
 from tests.support.configurations import IDS
 from tests.support.corrections import CorrectionModels, corrections_of, late_duplicates_of
 from tests.support.crashes import CrashError, dying_at
+from tests.support.effort import first_then_nightly
 from tests.support.lakes import CaseLake
 from tests.support.tenants import Window, merge_of, tenant_cases
 from watersmeet.core.correction_model import MAX_VERSIONS, PartitionCorrections
@@ -81,6 +82,7 @@ def shares(kind: str) -> tuple[float, ...]:
     return (0.2, 0.5, 0.6, 0.9, 1.0) if kind == QUICK else (0.6, 1.0)
 
 
+@pytest.mark.fault("cuts", oracle=True)
 def test_corrections_equal_their_model_however_the_input_is_cut(
     new_lake: MakeLake, kind: str
 ) -> None:
@@ -96,7 +98,8 @@ def test_corrections_equal_their_model_however_the_input_is_cut(
 
 
 @pytest.mark.promise("C24")
-@pytest.mark.parametrize("size", [1, 1000], ids=["one late record each", "a few late records"])
+@pytest.mark.fault("memory", oracle=True)
+@pytest.mark.parametrize("size", first_then_nightly([1, 1000]))
 @in_folders_of_both
 def test_corrections_are_the_same_in_pieces(
     new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, size: int
@@ -120,6 +123,7 @@ def test_corrections_are_the_same_in_pieces(
 
 
 @pytest.mark.promise("C26")
+@pytest.mark.fault("memory")
 @in_folders
 def test_a_batch_reads_no_corrections_of_the_past_since_a_partition_is_behind(
     new_lake: MakeLake, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -151,7 +155,7 @@ def test_a_batch_reads_no_corrections_of_the_past_since_a_partition_is_behind(
     assert len(corrections_of(lake.reader)) > 2 * ticks
 
 
-@pytest.mark.parametrize("size", [1, 1000, correcting.CHUNK_BYTES])
+@pytest.mark.parametrize("size", first_then_nightly([1, 1000, correcting.CHUNK_BYTES]))
 @in_folders_of_both
 def test_a_merge_record_has_no_more_versions_than_it_may(
     new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, kind: str, size: int
@@ -188,6 +192,7 @@ def test_with_tenants_no_late_record_beyond_is_looked_at_again(
     assert any(row[9] == 0 for row in models.rows())
 
 
+@pytest.mark.fault("cuts", oracle=True)
 @in_folders
 def test_with_tenants_and_windows_corrections_equal_their_model(
     new_lake: MakeLake, kind: str
@@ -211,6 +216,7 @@ def limited(settings: Settings, within: str | None, max_versions: int = MAX_VERS
     return settings.model_copy(update={"publish": publish.after(settings.publish)})
 
 
+@pytest.mark.fault("rules", oracle=True)
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_each_late_record_is_corrected_by_the_rules_of_the_epoch_in_which_it_is_late(
     new_lake: MakeLake,
@@ -224,12 +230,12 @@ def test_each_late_record_is_corrected_by_the_rules_of_the_epoch_in_which_it_is_
     ]
     lake = new_lake(given, merge=merge_of(steps[0][1]), **corrections())
     models = CorrectionModels(given, steps[0][1], ALL_MS)
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
     for number, (share, rules, within, within_ms, most) in enumerate(steps):
         if number:
             lake.settings = limited(with_rules(lake.settings, rules), within, most)
             next_batch = lake.plans[-1].batch + 1
-            begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch, number)
+            begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch)
             models.begin_epoch(rules, within_ms, most)
         merged(lake, models, share - 0.1, share)
         compared(lake, models)
@@ -238,6 +244,7 @@ def test_each_late_record_is_corrected_by_the_rules_of_the_epoch_in_which_it_is_
     assert len(models.rows()) > 10
 
 
+@pytest.mark.fault("kill", oracle=True)
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize("is_made", [False, True], ids=["before", "after"])
 def test_a_crash_at_the_commit_that_settles_repeats_and_loses_no_correction(
@@ -312,6 +319,7 @@ def test_a_batch_whose_late_records_are_all_repeated_makes_no_correction(
     assert len(models.late_duplicates()) == 1
 
 
+@pytest.mark.fault("retention", "rules")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.usefixtures("kind")
 def test_keep_lets_nothing_go_that_a_pending_correction_of_an_earlier_epoch_needs(
@@ -336,7 +344,7 @@ def test_keep_lets_nothing_go_that_a_pending_correction_of_an_earlier_epoch_need
     merge = lake.settings.merge.model_copy(update={"timeout_ms": 5})
     lake.settings = limited(lake.settings, "1ms").model_copy(update={"keep": keep, "merge": merge})
     next_batch = lake.plans[-1].batch + 1
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch, 1)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch)
     lake.arrive(6 / 8)
     lake.merge()
     expire(lake.owner(), lake.settings, tables.SILVER)
@@ -365,12 +373,12 @@ def test_a_late_record_is_corrected_once_the_clock_has_passed_a_start_beyond_it(
     rules: list[Window] = [(gap, None, None) for gap in (100, 90, 100, 90, 100)]
     lake = new_lake({0: case}, merge=merge_of(rules[0]), **corrections())
     models = CorrectionModels({0: case}, rules[0], ALL_MS)
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
     merged(lake, models, 5 / 9)
-    for number, window in enumerate(rules[1:], start=1):
+    for window in rules[1:]:
         lake.settings = with_rules(lake.settings, window)
         next_batch = lake.plans[-1].batch + 1
-        begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch, number)
+        begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch)
         models.begin_epoch(window, ALL_MS)
         merged(lake, models, 5 / 9)
     merged(lake, models, 7 / 9)
@@ -383,6 +391,7 @@ def test_a_late_record_is_corrected_once_the_clock_has_passed_a_start_beyond_it(
     assert [row[1] for row in models.rows()] == [1053]
 
 
+@pytest.mark.fault("rules")
 @in_folders
 def test_an_epoch_that_ends_corrections_still_makes_those_that_are_pending(
     new_lake: MakeLake, kind: str
@@ -399,12 +408,12 @@ def test_an_epoch_that_ends_corrections_still_makes_those_that_are_pending(
         )
     }
     lake = new_lake(given, **corrections())
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
     lake.arrive(4 / 6)
     lake.merge()
     assert corrections_of(lake.reader) == []
     lake.settings = limited(lake.settings, None)
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, 1)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1)
     lake.arrive()
     lake.merge()
     [row] = corrections_of(lake.reader)
@@ -414,7 +423,7 @@ def test_an_epoch_that_ends_corrections_still_makes_those_that_are_pending(
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_the_topic_of_corrections_stays_where_it_is(new_lake: MakeLake) -> None:
     lake = new_lake({0: cases()[0]}, **corrections())
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
     publish = {"topic": "merged", "corrections": {"topic": "others", "within": "1h"}}
     other = type(lake.settings.publish).model_validate(publish, context={"folder": None})
     answer = preview(lake.reader, lake.settings.model_copy(update={"publish": other}))

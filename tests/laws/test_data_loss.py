@@ -18,7 +18,7 @@ from watersmeet.lake import tables
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
 
-pytestmark = pytest.mark.promise("C21")
+pytestmark = [pytest.mark.promise("C21"), pytest.mark.fault("retention")]
 
 
 def lose(river: River, partition: int, first: int) -> None:

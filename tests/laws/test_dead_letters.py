@@ -27,6 +27,7 @@ from tests.support.topics import (
 from watersmeet.errors import ForeignMessageError
 from watersmeet.lake import chunks, tables
 from watersmeet.lake.commits import Commit
+from watersmeet.lake.published import letter_ends
 from watersmeet.running import dead_letters as sending
 from watersmeet.running.dead_letters import DeadLetters
 
@@ -61,7 +62,7 @@ class River:
 
     def box(self, table: str, *, dying: bool = False) -> DeadLetters:
         engine = (
-            dying_at(self.lake.engine, "append", tables.DEAD_LETTERS) if dying else self.lake.engine
+            dying_at(self.lake.engine, "append", tables.PUBLISHED) if dying else self.lake.engine
         )
         topic = self.lake.settings.publish.dead_letter_topics[table]
         return DeadLetters(self.lake.owner(engine), self.lake.settings, PARTITIONS, table, topic)
@@ -134,11 +135,9 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
             list(river.box(table, dying=True).drain())
     seen["cut off"], seen["cut off expected"] = river.sent(), river.expected()
     seen["again"] = river.send()
-    seen["notes"] = lake.reader.summary(
-        tables.DEAD_LETTERS, ["topic", "sink", "partition"], {"next": ("max", "next_offset")}
-    ).to_pylist()
+    seen["notes"] = list(letter_ends(lake.reader))
 
-    lake.quick.delete(tables.DEAD_LETTERS, (), Commit("test", 0, 1))
+    lake.quick.delete(tables.PUBLISHED, (), Commit("test", 0, 1))
     river.arrive()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "CHUNK_ROWS", 3)
@@ -172,6 +171,7 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
 
 
 @pytest.mark.promise("N3")
+@pytest.mark.fault("kill", oracle=True)
 def test_each_late_and_refused_record_is_sent_once_as_it_came_in_order_of_offset(
     river: River,
 ) -> None:
@@ -198,8 +198,8 @@ def test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again
     assert each_source_in_order(river.seen["cut off"]) == river.seen["cut off expected"]
     assert river.seen["again"] == 0
     noted = {
-        (row["sink"].partition(" ")[0], row["topic"], row["partition"]): row["next"]
-        for row in river.seen["notes"]
+        (sink.partition(" ")[0], tp.input.topic, tp.partition): offset
+        for sink, tp, offset in river.seen["notes"]
     }
     lasts: dict[tuple[str, str, int], int] = {}
     for table, mine in river.seen["cut off"].items():
@@ -213,6 +213,7 @@ def test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again
 
 
 @pytest.mark.promise("N3")
+@pytest.mark.fault("lost")
 def test_without_its_notes_a_lake_goes_on_where_the_topics_stand_in_transactions_of_any_size(
     river: River,
 ) -> None:
@@ -223,6 +224,7 @@ def test_without_its_notes_a_lake_goes_on_where_the_topics_stand_in_transactions
 
 
 @pytest.mark.promise("N3")
+@pytest.mark.fault("retention")
 def test_a_partition_that_retention_has_emptied_goes_on_where_it_was(river: River) -> None:
     assert river.seen["emptied"] == []
     before = {
@@ -244,12 +246,13 @@ def test_a_topic_that_was_made_again_gets_every_dead_letter_again(river: River) 
 
 
 def test_where_nothing_is_new_nothing_is_sent_noted_or_read(river: River) -> None:
-    version = river.lake.reader.version(tables.DEAD_LETTERS)
+    version = river.lake.reader.version(tables.PUBLISHED)
     assert river.send() == 0
-    assert river.lake.reader.version(tables.DEAD_LETTERS) == version
+    assert river.lake.reader.version(tables.PUBLISHED) == version
 
 
 @pytest.mark.promise("N71")
+@pytest.mark.fault("damage")
 def test_what_somebody_else_says_of_where_a_topic_stands_repeats_nothing_and_skips_nothing_to_come(
     river: River, kafka: str
 ) -> None:

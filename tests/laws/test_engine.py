@@ -50,8 +50,7 @@ from watersmeet.engine.tasks import by_sorted_key
 from watersmeet.errors import ConstraintError, is_retriable, kind_of
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.commits import Commit
-from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.commits import Commit, suppress_conflict
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.table_reader import Where, row_count
 from watersmeet.lake.tables import layout
@@ -62,7 +61,7 @@ APPLICATION = "test"
 DEADLINE_S = 120
 CLEAN_UP_EVERY = 15
 """Of the test of it."""
-NAMES = (tables.PUBLISHED, tables.SILVER, tables.RESETS)
+NAMES = (tables.PUBLISHED, tables.SILVER, tables.ERASED)
 
 
 kind = one_of(ON_BOTH_ENGINES)
@@ -82,7 +81,7 @@ def published(
 ) -> pa.Table:
     rows = [
         {"partition": partition, "first_seq": seq, "last_seq": seq, "last_event_time": time}
-        | {"last_key": "k", "sink_offset": seq, "committed_at": 1, "sink": "merged"}
+        | {"last_key": "k", "sink_offset": seq, "committed_at": 1, "topic": "merged"}
         for seq, time in zip(seqs, times or [0] * len(seqs), strict=True)
     ]
     return engine.lake.layout[tables.PUBLISHED].rows_of(rows)
@@ -275,7 +274,7 @@ WRITES = ("append", "merge")
 
 
 @pytest.mark.promise("C24")
-@in_catalogs_of_spark
+@pytest.mark.fault("commits")
 @pytest.mark.parametrize("form", [gathered, changed], ids=["here", "the engine's own"])
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("size", [embedded._MERGED_BYTES, 0], ids=["few", "many"])
@@ -423,6 +422,7 @@ def _as_changed(rows: pa.Table, status: str, batch: int) -> pa.Table:
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("commits", "memory")
 @pytest.mark.long
 def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
@@ -510,17 +510,17 @@ def test_a_merge_of_all_rows_replaces_finished_ones_and_takes_away_those_without
 
 @in_catalogs_of_spark
 def test_rows_are_deleted_once(engine: Engine) -> None:
-    rows = [("s", "t", 5, offset, 0, time, "why") for offset, time in enumerate((1000, 2000, 3000))]
-    engine.append(tables.RESETS, engine.lake.layout[tables.RESETS].rows(rows))
+    rows = [("s", "t", 5, offset, time, None) for offset, time in enumerate((1000, 2000, 3000))]
+    engine.append(tables.ERASED, engine.lake.layout[tables.ERASED].rows(rows))
     wanted = [
-        [("partition", "=", 5), ("decided_at", "<", 1500)],
-        [("partition", "=", 5), ("from_offset", ">=", 2)],
+        [("partition", "=", 5), ("erased_at", "<", 1500)],
+        [("partition", "=", 5), ("offset", ">=", 2)],
     ]
     for _ in range(2):
-        engine.delete(tables.RESETS, wanted, Commit("deletes", 1, 1))
-        engine.append(tables.RESETS, engine.lake.layout[tables.RESETS].rows(rows[:1]))
-    found = engine.reader.select(tables.RESETS, ["from_offset"], [[("partition", "=", 5)]])
-    assert sorted(found["from_offset"].to_pylist()) == [0, 0, 1]
+        engine.delete(tables.ERASED, wanted, Commit("deletes", 1, 1))
+        engine.append(tables.ERASED, engine.lake.layout[tables.ERASED].rows(rows[:1]))
+    found = engine.reader.select(tables.ERASED, ["offset"], [[("partition", "=", 5)]])
+    assert sorted(found["offset"].to_pylist()) == [0, 0, 1]
 
 
 NO_SQL = (
@@ -539,6 +539,7 @@ NO_SQL = (
 
 
 @pytest.mark.promise("N31")
+@pytest.mark.fault("hostile")
 @in_catalogs_of_spark
 def test_a_text_is_a_value_and_never_a_part_of_a_statement(engine: Engine) -> None:
     known = [*NO_SQL, os.environ["HOME"], str(Path.cwd())]
@@ -610,7 +611,7 @@ def _counted(one: pa.Table, other: pa.Table) -> pa.Table:
 
 def test_a_function_sees_every_row_of_a_partition_at_once(engine: Engine) -> None:
     many = pa.concat_tables([published(engine, p, *range(p + 1)) for p in range(40)])
-    few = published(engine, 7, 1, 2).select(["partition", "sink"])
+    few = published(engine, 7, 1, 2).select(["partition", "topic"])
     schema = pa.schema([(name, pa.int64()) for name in ("partition", "ones", "others", "sum")])
     found = engine.per_partition(_counted, [engine.rows(many), engine.rows(few)], schema)
     expected = [(p, p + 1, 2 if p == 7 else 0, sum(range(p + 1))) for p in range(40)]
@@ -626,7 +627,7 @@ def test_a_function_of_tables_sees_every_row_of_a_partition_where_it_is_read(
 ) -> None:
     many = pa.concat_tables([published(engine, p, *range(p - 19)) for p in range(20, 60)])
     engine.append(tables.PUBLISHED, many)
-    few = published(engine, 27, 1, 2).select(["partition", "sink"])
+    few = published(engine, 27, 1, 2).select(["partition", "topic"])
     schema = pa.schema([(name, pa.int64()) for name in ("partition", "ones", "others", "sum")])
     where: Where = [
         [("partition", "<", 40), ("partition", ">=", 20), ("last_seq", ">", 0)],
@@ -754,6 +755,7 @@ def test_a_follower_hears_of_every_later_commit_of_each_table(engine: Engine) ->
 
 
 @pytest.mark.promise("O16")
+@pytest.mark.fault("owners")
 def test_each_follower_hears_of_commits_whoever_else_follows_and_begins_again(
     engine: Engine, new_settings: MakeSettings, open_spark: OpenSpark
 ) -> None:
@@ -763,7 +765,7 @@ def test_each_follower_hears_of_commits_whoever_else_follows_and_begins_again(
     create_missing(other)
     heard = {(i, name): threading.Semaphore(0) for i in range(2) for name in ("silver", "gold")}
     followers = dict[tuple[int, str], Running]()
-    read = {"silver": [tables.RESETS], "gold": [tables.PUBLISHED, tables.RESETS]}
+    read = {"silver": [tables.ERASED], "gold": [tables.PUBLISHED, tables.ERASED]}
 
     def begin(lake: int, name: str) -> None:
         following = (engine, other)[lake]
@@ -775,7 +777,7 @@ def test_each_follower_hears_of_commits_whoever_else_follows_and_begins_again(
             while calls.acquire(timeout=0.5):
                 pass
         for writer in (engine, other):
-            writer.append(tables.RESETS, writer.lake.layout[tables.RESETS].schema.empty_table())
+            writer.append(tables.ERASED, writer.lake.layout[tables.ERASED].schema.empty_table())
         for follower, calls in heard.items():
             assert calls.acquire(timeout=DEADLINE_S), (follower, followers[follower].failure)
         assert all(following.is_active for following in followers.values())

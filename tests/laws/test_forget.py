@@ -36,7 +36,7 @@ from watersmeet.running.bronze_table import BronzeTable
 KEY = "a"
 SHARE = 0.7
 CRASHES = [("update", tables.bronze(source)) for source in SOURCES]
-CRASHES += [("append", tables.FORGOTTEN), ("merge", tables.SILVER)]
+CRASHES += [("append", tables.ERASED), ("merge", tables.SILVER)]
 
 
 def without_key(case: Case) -> Case:
@@ -57,6 +57,7 @@ def erase(lake: CaseLake, crash: tuple[str, str] | None = None) -> None:
 
 
 @pytest.mark.promise("N9")
+@pytest.mark.fault("kill", oracle=True)
 @in_folders
 def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(
     new_lake: MakeLake, kind: str
@@ -112,7 +113,7 @@ def test_a_record_that_was_refused_under_an_earlier_key_path_is_found(
     lake = new_lake(rich_cases(4, 1656, wealth="late"))
     lake.arrive(SHARE)
     lake.merge()
-    begin_epoch(lake.reader, lake.quick.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, 0)
     has_key = [row for row in lake.quarantined() if b'"k":"a"' in (row[3] or b"")]  # type: ignore[operator]
     assert has_key
     sources = {
@@ -120,7 +121,7 @@ def test_a_record_that_was_refused_under_an_earlier_key_path_is_found(
         for name, source in lake.settings.sources.items()
     }
     lake.settings = lake.settings.model_copy(update={"sources": sources})
-    begin_epoch(lake.reader, lake.quick.append, lake.settings, 1, 0)
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, 1)
     erase(lake)
     assert not [row for row in lake.quarantined() if b'"k":"a"' in (row[3] or b"")]  # type: ignore[operator]
     for name in (tables.SILVER, *map(tables.bronze, lake.settings.sources)):
@@ -128,6 +129,7 @@ def test_a_record_that_was_refused_under_an_earlier_key_path_is_found(
 
 
 @pytest.mark.promise("N9")
+@pytest.mark.fault("hostile")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_refused_record_is_found_and_leaves_its_place_and_reason(
     new_lake: MakeLake, kind: str
@@ -144,11 +146,14 @@ def test_a_refused_record_is_found_and_leaves_its_place_and_reason(
     [row] = rows.to_pylist()
     assert tuple(row.values()) == (0, None, None, "no_event_time", "forgotten")
     assert not Forgetting(lake.reader, lake.settings, KEY).is_there
-    places = lake.reader.select(tables.ERASED, ["source", "partition", "offset"]).to_pylist()
+    of_records = [[("source", "is not null", None)]]
+    names = ["source", "partition", "offset"]
+    places = lake.reader.select(tables.ERASED, names, of_records).to_pylist()
     assert places == [{"source": "tracking", "partition": 0, "offset": 0}]
 
 
 @pytest.mark.promise("N9")
+@pytest.mark.fault("lost")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.usefixtures("kind")
 def test_every_row_of_silver_goes_in_one_commit_and_messages_of_a_lost_lake_stay(
@@ -176,7 +181,9 @@ def test_every_row_of_silver_goes_in_one_commit_and_messages_of_a_lost_lake_stay
     of_key = [row["status"] for row in left if row["merge_key"] == KEY]
     assert of_key == ["out", "out"]
     assert len(left) - len(of_key) == 2 * len(statuses)
-    places = lake.reader.select(tables.FORGOTTEN, ["partition", "event_time"]).to_pylist()
+    of_merged = [[("source", "is null", None)]]
+    names = ["partition", "event_time"]
+    places = lake.reader.select(tables.ERASED, names, of_merged).to_pylist()
     assert [tuple(place.values()) for place in places] == [(0, 5), (0, 6)]
 
 
@@ -221,6 +228,7 @@ def without_key_of(case: Case, tenants: Sequence[str], share: float) -> Case:
 
 
 @pytest.mark.promise("T8")
+@pytest.mark.fault("kill", oracle=True)
 @in_folders
 @pytest.mark.parametrize("tenant", [TENANTS[0], None], ids=["one tenant's", "every tenant's"])
 def test_with_tenants_all_else_is_as_if_the_keys_records_had_been_heartbeats(

@@ -16,13 +16,13 @@ from tests.support.inputs import tp_of
 from tests.support.rivers import River
 from tests.support.topics import CheckedProducer, create_topics, produce, published
 from tests.unit.test_monitoring import exposed
+from watersmeet.ask.status import status
 from watersmeet.audit.doubts import doubtful_topics
-from watersmeet.audit.status import status
 from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.monitoring.events import MergeProgress, SourceStanding
 from watersmeet.monitoring.metrics import Metrics
 
-pytestmark = pytest.mark.promise("C51")
+pytestmark = [pytest.mark.promise("C51"), pytest.mark.fault("hostile")]
 
 DAY_MS = 86_400_000
 

@@ -34,9 +34,9 @@ COLUMNS = [
 ]
 STEPS = [
     ("append", tables.SILVER),
-    ("append", tables.GENERATIONS),
+    ("append", tables.JOURNAL),
     ("update", tables.SILVER),
-    ("append", tables.RESETS),
+    ("append", tables.JOURNAL),
 ]
 
 Places = set[tuple[str, int]]
@@ -150,6 +150,7 @@ def begin_of(begin: dict[TopicPartition, int], partition: int) -> dict[str, int]
 
 
 @pytest.mark.promise("B120")
+@pytest.mark.fault("jumps", "kill", oracle=True)
 @in_folders
 def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jump_is_completed(
     new_lake: MakeLake,

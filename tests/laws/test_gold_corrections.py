@@ -17,10 +17,12 @@ from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.tenants import merge_of, tenant_cases
 from tests.support.topics import consume, delete_records, delete_topic
-from watersmeet.audit.explain import explain
+from watersmeet.ask.answers import rows
+from watersmeet.ask.explain import explain
 from watersmeet.core.sequence import CORRECTED
 from watersmeet.gold import Gold
 from watersmeet.lake import tables
+from watersmeet.running.owner import Owner
 
 pytestmark = pytest.mark.promise("R20")
 
@@ -61,9 +63,10 @@ def in_topic(lake: CaseLake) -> list[tuple[Any, ...]]:
 
 def both(lake: CaseLake) -> dict[str, Any]:
     topics = lake.settings.publish.sequence_topics
-    return consumed(lake.settings.kafka.bootstrap_servers, topics, PARTITIONS)
+    return consumed(lake.settings.kafka.bootstrap_servers, topics, lake.partitions)
 
 
+@pytest.mark.fault("cuts", oracle=True)
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once", "at_most_once"])
 def test_corrections_are_published_as_their_model_has_them(
     new_lake: MakeLake, kafka: str, kind: str, delivery: str
@@ -151,6 +154,7 @@ def test_explain_says_where_in_the_topic_each_version_is(new_lake: MakeLake, kaf
     assert sorted(found) == expected
 
 
+@pytest.mark.fault("cuts", oracle=True)
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_with_tenants_and_windows_a_consumer_has_each_record_once(
     new_lake: MakeLake, kafka: str
@@ -164,6 +168,7 @@ def test_with_tenants_and_windows_a_consumer_has_each_record_once(
     _each_once(lake, models)
 
 
+@pytest.mark.fault("kill", oracle=True)
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
 def test_a_crash_before_the_note_repeats_and_loses_nothing(
@@ -187,6 +192,7 @@ def test_a_crash_before_the_note_repeats_and_loses_nothing(
     assert in_topic(lake) == models.messages()
 
 
+@pytest.mark.fault("retention", "topics")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_partition_that_retention_has_emptied_goes_on_and_a_new_topic_begins_anew(
     new_lake: MakeLake, kafka: str
@@ -213,6 +219,7 @@ def test_a_partition_that_retention_has_emptied_goes_on_and_a_new_topic_begins_a
     assert in_topic(lake) == models.messages()
 
 
+@pytest.mark.fault("jumps")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_jump_back_passes_over_the_late_records_of_published_corrections(
     new_lake: MakeLake, kafka: str
@@ -241,6 +248,95 @@ def test_a_jump_back_passes_over_the_late_records_of_published_corrections(
     list(Gold(lake.owner(), lake.settings, 1, kind=CORRECTED).drain())
     assert corrections_in(kafka, "laws-corrected-jump-corrections", 1) == before
     assert len(lake.messages()) == 1
+
+
+def jumping_lake(new_lake: MakeLake, kafka: str, name: str) -> CaseLake:
+    """Late records of `a`, which was merged, and of `b` and `c`, which were not."""
+    tracking = [keyed("a", 0, n=1), heartbeat(1000), keyed("a", 50, n=2), keyed("b", 60, n=3)]
+    later = [heartbeat(2000), heartbeat(2500), keyed("c", 70, n=4), heartbeat(3000)]
+    case = Case(
+        {"tracking": [*tracking, *later], "orders": [heartbeat(n) for n in (1000, 2000, 3000)]},
+        100,
+        [*["tracking"] * 2, "orders", *["tracking"] * 3, "orders", *["tracking"] * 3, "orders"],
+    )
+    lake = corrected_lake(new_lake, kafka, name, {0: case})
+    lake.arrive(0.64)
+    lake.merge()
+    return lake
+
+
+def corrector(lake: CaseLake, engine: Any = None) -> Gold:
+    return Gold(lake.owner(engine), lake.settings, 1, kind=CORRECTED)
+
+
+def closed(lake: CaseLake) -> list[tuple[Any, ...]]:
+    names = ["merge_key", "valid", "invalid_reason", "has_message"]
+    found = lake.reader.select(tables.CORRECTIONS, names, [[("generation", "=", 0)]])
+    return sorted(tuple(row.values()) for row in found.to_pylist())
+
+
+def view_of_corrected(lake: CaseLake) -> list[tuple[Any, ...]]:
+    found = rows(lake.quick.reader, "SELECT merge_key, version FROM corrected")
+    return sorted(tuple(row.values()) for row in found)
+
+
+@pytest.mark.fault("jumps")
+def test_corrections_that_a_jump_finds_unpublished_are_closed_and_their_records_come_anew(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
+    """Also where a crash cuts the jump short; and what `corrected` has is what is out, or will
+    be."""
+    lake = jumping_lake(new_lake, kafka, f"laws-corrected-closed-{kind}")
+    assert view_of_corrected(lake) == [("a", 1), ("b", 1)]
+    list(lake.gold().drain())
+    tails = lake.gold().recover()
+    begin = dict.fromkeys(lake.every, 0)
+    closing = dying_at(lake.engine, "update", tables.SILVER)
+    with pytest.raises(CrashError):
+        lake.jump(begin, tails, Owner(closing, lake.token))
+    assert closed(lake) == [("a", True, None, True), ("b", True, None, True)]
+    lake.start().complete()
+    assert closed(lake) == [("a", False, "reset", False), ("b", False, "reset", False)]
+    assert view_of_corrected(lake) == [("a", 0)]
+    assert list(corrector(lake).drain()) == []
+    lake.arrive()
+    lake.merge()
+    list(lake.gold().drain())
+    list(corrector(lake).drain())
+    topic = lake.settings.publish.corrections_topic or ""
+    late = [row[4] for row in corrections_in(kafka, topic, 1)]
+    assert late == [f"tracking/tracking/0/{offset}" for offset in (2, 3, 6)]
+    found = Counter(p["n"] for value in both(lake).values() for s in SOURCES for p in value[s])
+    assert set(found.values()) == {1}
+    assert len(found) == 4
+
+
+@pytest.mark.promise("N18")
+@pytest.mark.fault("jumps", "topics")
+def test_a_topic_that_is_made_again_gets_the_corrections_of_all_generations(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
+    """In their order, numbered from 0 on, also where a crash cuts it short; none that was closed
+    before it was out, and none that sorts before what was out when its generation began."""
+    lake = jumping_lake(new_lake, kafka, f"laws-corrected-generations-{kind}")
+    topic = lake.settings.publish.corrections_topic or ""
+    list(lake.gold().drain())
+    list(corrector(lake).drain())
+    here = {tp: at.next_offset for tp, at in lake.start().recover().state.cursors.items()}
+    for begin in (dict.fromkeys(lake.every, 0), here):
+        lake.jump(begin, lake.gold().recover(), correction_tails=corrector(lake).recover())
+    lake.arrive()
+    lake.merge()
+    list(lake.gold().drain())
+    list(corrector(lake).drain())
+    before = corrections_in(kafka, topic, 1)
+    assert [row[:2] for row in before] == [(0, "a"), (0, "b"), (0, "c")]
+    delete_topic(kafka, topic)
+    with pytest.raises(CrashError):
+        list(corrector(lake, dying_at(lake.engine, "append", tables.PUBLISHED)).drain())
+    list(corrector(lake).drain())
+    assert corrections_in(kafka, topic, 1) == before
+    assert list(corrector(lake).drain()) == []
 
 
 @pytest.mark.parametrize("kind", [pytest.param(QUICK, marks=pytest.mark.long)], indirect=True)

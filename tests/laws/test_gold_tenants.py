@@ -198,11 +198,11 @@ def test_only_where_the_lag_has_changed_messages_tell_of_it(river: River, kind: 
     lake = river.lake
     said = {headers_of(m).get("watersmeet.rules") for m in river.messages()} - {None}
     assert said == {lake.settings.fingerprint}
-    begin_epoch(lake.reader, lake.quick.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, 0)
     changed = lake.settings.model_copy(
         update={"merge": lake.settings.merge.model_copy(update={"tenant_max_lag_ms": 1000})}
     )
-    begin_epoch(lake.reader, lake.quick.append, changed, 4, 1)
+    begin_epoch(lake.reader, lake.quick.append, changed, 4)
     at_9000 = OffsetRange(0, 0, None, 9000, 9000)
     ranges = {
         tp_of(source, p): at_9000 for source in lake.settings.sources for p in range(PARTITIONS)

@@ -16,7 +16,7 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
 
-pytestmark = pytest.mark.promise("C2")
+pytestmark = [pytest.mark.promise("C2"), pytest.mark.fault("silence", oracle=True)]
 
 
 RANDOM = 16
@@ -73,7 +73,7 @@ def test_of_a_source_that_stays_silent_a_run_keeps_the_last_decision_alone(
     assert [each.event_time for each in decisions_of(lake.reader)["tracking", 0]][-1] == 5000
     assert len(decisions_of(lake.reader)["tracking", 0]) > 3
     for planner in (silver.recover(), lake.start().recover()):
-        assert len(planner.idle[kept]) == 1
+        assert len(planner.state.idle[kept]) == 1
         assert planner.progress().sources[kept].state == "idle"
 
 

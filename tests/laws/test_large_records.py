@@ -24,7 +24,7 @@ from tests.support.topics import (
     dead_letters,
     delete_records,
 )
-from watersmeet.audit.status import status
+from watersmeet.ask.status import status
 from watersmeet.audit.validate import check_kafka, check_keys
 from watersmeet.core.repartition import assign_partitions
 from watersmeet.errors import ConfigurationError, UnreadableRecordsError
@@ -59,6 +59,7 @@ def produce_packed(
 
 
 @pytest.mark.promise("R50")
+@pytest.mark.fault("hostile")
 @pytest.mark.parametrize("kind", [QUICK, pytest.param("spark-folder", marks=pytest.mark.long)])
 def test_a_record_that_is_too_large_is_refused_and_its_length_is_kept(
     kafka: str, tmp_path: Path, kind: str, request: pytest.FixtureRequest
@@ -142,6 +143,7 @@ def test_a_record_that_is_too_large_is_refused_and_its_length_is_kept(
 
 @pytest.mark.long
 @pytest.mark.promise("R50")
+@pytest.mark.fault("hostile", "rules")
 def test_the_bound_on_a_record_changes_by_an_epoch_and_what_was_refused_stays_so(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_the_bound_on_a_record_changes_by_an_epoch_and_what_was_refused_stays_so
 
 
 @pytest.mark.promise("R50")
+@pytest.mark.fault("hostile")
 def test_one_of_two_sources_of_a_topic_refuses_what_is_too_large_also_when_repartitioned(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -196,6 +199,7 @@ def test_one_of_two_sources_of_a_topic_refuses_what_is_too_large_also_when_repar
 
 
 @pytest.mark.promise("R51")
+@pytest.mark.fault("hostile")
 def test_what_the_client_cannot_unpack_is_named_and_passed_over_as_the_sentence_says(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -233,6 +237,7 @@ def test_what_the_client_cannot_unpack_is_named_and_passed_over_as_the_sentence_
 
 @pytest.mark.long
 @pytest.mark.promise("N70")
+@pytest.mark.fault("hostile")
 def test_a_dead_letter_that_its_topic_does_not_take_stops_nothing(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -291,6 +296,7 @@ def _read(river: River) -> int:
 
 @pytest.mark.nightly
 @pytest.mark.promise("R51")
+@pytest.mark.fault("hostile", "memory")
 def test_a_few_kilobytes_that_unpack_to_hundreds_of_megabytes_end_nothing_and_take_bounded_memory(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -322,6 +328,7 @@ def test_a_few_kilobytes_that_unpack_to_hundreds_of_megabytes_end_nothing_and_ta
 
 @pytest.mark.nightly
 @pytest.mark.promise("R50")
+@pytest.mark.fault("hostile", "memory")
 def test_sparks_jvm_needs_no_more_memory_for_records_as_large_as_may_be(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -345,6 +352,7 @@ def test_sparks_jvm_needs_no_more_memory_for_records_as_large_as_may_be(
 
 
 @pytest.mark.promise("C50")
+@pytest.mark.fault("hostile")
 def test_no_statistics_of_a_file_hold_a_whole_key_value_header_or_part(
     new_lake: MakeLake, kind: str
 ) -> None:

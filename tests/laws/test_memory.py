@@ -36,6 +36,9 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("status",),
     ("explain", "k1001"),
     ("validate",),
+    ("verify", "--full"),
+    ("rebuild", "--into", "again"),
+    ("verify", "--against", "again"),
     ("redrive", "--reason", "undecodable"),
     ("reset", "--to", "earliest"),
     ("maintain",),
@@ -50,6 +53,7 @@ ALLOWED_MIB = {"maintain": FILE_BYTES // MIB}
 
 
 @pytest.mark.promise("C26")
+@pytest.mark.fault("memory")
 @pytest.mark.long
 def test_a_command_takes_no_more_memory_on_a_lake_that_is_ten_times_as_large(
     kafka: str, tmp_path: Path
@@ -105,7 +109,10 @@ def send(river: River, number: int, records: int) -> None:
 def peak_mib(river: River, command: tuple[str, ...]) -> float:
     with (river.folder / "out").open("wb") as out:
         process = subprocess.Popen(
-            [*SMALL_BOUNDS, *command, "-c", str(river.file)], stdout=out, stderr=out
+            [*SMALL_BOUNDS, *command, "-c", str(river.file)],
+            stdout=out,
+            stderr=out,
+            cwd=river.folder,
         )
         peak = peak_mib_of(process)
     assert process.returncode == 0, (command, (river.folder / "out").read_text())

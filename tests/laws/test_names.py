@@ -17,7 +17,7 @@ from watersmeet.errors import ConfigurationError
 from watersmeet.lake.location import Lake
 from watersmeet.settings import Settings, load_settings
 
-pytestmark = pytest.mark.promise("C23")
+pytestmark = [pytest.mark.promise("C23"), pytest.mark.fault("hostile")]
 
 WORDS = {
     "changed",

@@ -63,6 +63,7 @@ def jump(lake: CaseLake) -> None:
 
 
 @pytest.mark.promise("R13")
+@pytest.mark.fault("cuts", "jumps", "silence")
 @pytest.mark.long
 def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
     new_lake: MakeLake, spark: SparkSession, tmp_path: Path
@@ -144,6 +145,7 @@ def break_and_compare(spark: SparkSession, lake: CaseLake, broken: Path) -> list
 
 
 @pytest.mark.promise("R13")
+@pytest.mark.fault("cuts", oracle=True)
 def test_under_another_timeout_it_is_what_the_model_makes_of_it(
     open_spark: OpenSpark, tmp_path: Path
 ) -> None:

@@ -12,12 +12,12 @@ from tests.support.cases import heartbeat, keyed
 from tests.support.raw_producer import produce_raw
 from tests.support.rivers import River
 from tests.support.topics import dead_letters, produce
-from watersmeet.audit.status import status
+from watersmeet.ask.status import status
 from watersmeet.audit.validate import check_kafka, check_keys
 from watersmeet.lake import tables
 from watersmeet.operations.redrive import Redrive, Refused, redriven_in_bronze
 
-pytestmark = pytest.mark.promise("R9")
+pytestmark = [pytest.mark.promise("R9"), pytest.mark.fault("hostile")]
 
 NOT_UTF_8 = [(b"first", b"1"), (b"\xff\xfe", b"2"), (b"last", b"3")]
 

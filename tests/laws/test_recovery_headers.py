@@ -52,6 +52,7 @@ def test_of_many_messages_of_one_time_the_last_alone_has_them(kafka: str, tmp_pa
 
 @pytest.mark.long
 @pytest.mark.promise("N33")
+@pytest.mark.fault("lost", "silence")
 def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_says_so(
     kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def batches(lake: CaseLake) -> int:
 
 
 @pytest.mark.promise("N2", "O3", "O7")
+@pytest.mark.fault("kill", "owners", oracle=True)
 @in_folders
 def test_a_batch_that_is_cut_off_is_there_as_a_whole_or_not_and_a_fenced_owner_changes_nothing(
     new_lake: MakeLake,
@@ -100,6 +101,7 @@ def test_a_batch_that_is_cut_off_is_there_as_a_whole_or_not_and_a_fenced_owner_c
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("kill", "owners", "memory", oracle=True)
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(

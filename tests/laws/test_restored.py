@@ -5,22 +5,29 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tests.laws.conftest import CATALOG_AT_NIGHT, FOLDER_AT_NIGHT, QUICK, MakeLake
-from tests.support.cases import expected_late, expected_silver, rich_cases
-from tests.support.lakes import CaseLake, OpenSpark, delta_table, folder_of
+from tests.laws.conftest import CATALOG_AT_NIGHT, FOLDER_AT_NIGHT, QUICK, MakeLake, in_folders
+from tests.support.cases import SOURCES, expected_late, expected_silver, rich_cases
+from tests.support.lakes import CaseLake, OpenSpark, as_published, delta_table, folder_of
+from watersmeet.core.sequence import MERGED
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.epochs import begin_epoch, keep_first_epoch
+from watersmeet.lake.published import last_tails
 from watersmeet.lake.restored import check_not_behind, check_not_deleted, check_not_restored
+from watersmeet.lake.table_reader import row_count
+from watersmeet.operations.forget import Forgetting
+from watersmeet.operations.retention import expire
+from watersmeet.running.saving import save_state
 
-pytestmark = pytest.mark.promise("N22")
+pytestmark = [pytest.mark.promise("N22"), pytest.mark.fault("lost", oracle=True)]
 
 
 def restore(lake: CaseLake, open_spark: OpenSpark, table: str, version: int) -> None:
@@ -73,24 +80,18 @@ def test_silver_that_was_restored_is_refused_until_it_is_taken_forward_again(
     assert lake.late() == expected_late(lake.cases)
 
 
-ALL = [
+LASTING = [
     tables.bronze("orders"),
     tables.SILVER,
-    tables.GENERATIONS,
-    tables.RESETS,
-    tables.EPOCHS,
+    tables.JOURNAL,
     tables.PUBLISHED,
-    tables.DEAD_LETTERS,
     tables.ERASED,
-    tables.FORGOTTEN,
-    tables.FLOORS,
-    tables.CONFIGURATION,
 ]
 """Tables whose rows nothing else says."""
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-@pytest.mark.parametrize("table", [*ALL, tables.LEASES])
+@pytest.mark.parametrize("table", [*LASTING, tables.LEASES])
 def test_so_is_every_table_whose_rows_count(
     new_lake: MakeLake, open_spark: OpenSpark, kind: str, table: str
 ) -> None:
@@ -133,28 +134,96 @@ def test_an_owner_adds_nothing_to_a_table_that_was_restored_beside_it(
     owner.append(table, one_row(lake, table), facts=facts)
 
 
-@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-@pytest.mark.parametrize("table", [tables.EPOCHS, tables.GENERATIONS])
-def test_an_earlier_copy_of_what_was_decided_is_refused(
-    new_lake: MakeLake, kind: str, table: str
+def goes_on(lake: CaseLake) -> None:
+    """Both layers go on, and what is finished is noted as published."""
+    lake.arrive()
+    lake.merge()
+    rows = as_published(lake.reader, lake.engine.lake.layout, "sink (1)", 1)
+    lake.quick.append(tables.PUBLISHED, rows)
+
+
+def jumps_back(lake: CaseLake) -> None:
+    """A jump back over what is out, after which nothing is merged yet."""
+    tails = last_tails(lake.reader, MERGED)
+    lake.jump(dict.fromkeys(lake.every, 0), tails)
+
+
+def jumps_and_merges(lake: CaseLake) -> None:
+    jumps_back(lake)
+    lake.merge()
+
+
+def changes_rules(lake: CaseLake) -> None:
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, lake.plans[-1].batch + 1)
+    goes_on(lake)
+
+
+def forgets(lake: CaseLake) -> None:
+    key = lake.reader.select(tables.MERGED, ["merge_key"])["merge_key"][0].as_py()
+    Forgetting(lake.reader, lake.settings, key).erase(lake.owner(lake.quick))
+
+
+def saves(lake: CaseLake) -> None:
+    lake.arrive(0.7)
+    lake.merge()
+    save_state(lake.owner(lake.quick), lake.settings, lake.start().recover().state)
+
+
+BEHIND: list[tuple[str, Callable[[CaseLake], None], str]] = [
+    (
+        tables.bronze("orders"),
+        goes_on,
+        r"offset \d+ of orders\[0\], although silver has merged ",
+    ),
+    (tables.SILVER, goes_on, r"clock .* in partition 0, although published says that silver of "),
+    (tables.SILVER, jumps_back, r"\d+ rows .* knows of messages, although the journal says "),
+    (tables.SILVER, saves, r"batch \d+, although bases has a state after batch "),
+    (tables.JOURNAL, jumps_and_merges, r"decision \d+, although silver's last batch follows "),
+    (tables.JOURNAL, changes_rules, r"decision \d+, although silver's last batch follows "),
+    (tables.ERASED, forgets, r"nothing, although the journal says that rows of .* are there"),
+]
+"""A table, what a lake does, and where an earlier copy of the table ends then."""
+
+
+@pytest.mark.parametrize(("table", "does", "said"), BEHIND)
+@in_folders
+def test_an_earlier_copy_of_a_table_is_refused_and_nothing_is_missing_once_it_is_back(
+    new_lake: MakeLake, table: str, does: Callable[[CaseLake], None], said: str
 ) -> None:
     lake = new_lake(rich_cases(2, 1656, wealth="late"))
-    keep_first_epoch(lake.reader, lake.quick.append, lake.settings, 0)
+    keep_first_epoch(lake.reader, lake.quick.append, lake.settings)
     lake.arrive(0.5)
     lake.merge()
+    rows = as_published(lake.reader, lake.engine.lake.layout, "sink (1)", 0)
+    lake.quick.append(tables.PUBLISHED, rows)
     folder = Path(folder_of(lake.settings)) / table
     shutil.copytree(folder, copy := folder.with_name("copy"))
-    last = lake.plans[-1].batch
-    begin_epoch(lake.reader, lake.quick.append, lake.settings, last + 1, 1)
-    lake.jump(dict.fromkeys(lake.every, 0))
-    lake.merge()
-    check_not_behind(lake.reader)
-    folder.rename(folder.with_name("last"))
+    does(lake)
+    check_not_behind(lake.reader, lake.settings)
+    folder.rename(last := folder.with_name("last"))
     copy.rename(folder)
-    name = "epoch" if table == tables.EPOCHS else "generation"
-    said = f"{table} ends at {name} 0, although silver has batches of {name} 1"
-    with pytest.raises(ConfigurationError, match=said):
-        check_not_behind(DeltaRsReader(lake.engine.lake))  # as of another start
+    with pytest.raises(ConfigurationError, match=f"the table {table} ends at {said}"):
+        check_not_behind(DeltaRsReader(lake.engine.lake), lake.settings)
+    shutil.rmtree(folder)
+    last.rename(folder)
+    check_not_behind(DeltaRsReader(lake.engine.lake), lake.settings)
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_what_keep_has_deleted_puts_no_table_behind(new_lake: MakeLake) -> None:
+    lake = new_lake(rich_cases(2, 1656), keep={"bronze": "1ms", "quarantine": "1ms"})
+    lake.arrive(0.4)
+    lake.merge()
+    save_state(lake.owner(lake.quick), lake.settings, lake.start().recover().state)
+    lake.arrive()
+    lake.merge()
+    rows = as_published(lake.reader, lake.engine.lake.layout, "sink (1)", 0)
+    lake.quick.append(tables.PUBLISHED, rows)
+    before = row_count(lake.reader, tables.bronze("orders"))
+    for source in SOURCES:
+        expire(lake.owner(lake.quick), lake.settings, tables.bronze(source))
+    assert row_count(lake.reader, tables.bronze("orders")) < before
+    check_not_behind(lake.reader, lake.settings)
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
@@ -174,7 +243,7 @@ def test_a_restore_that_undoes_nothing_of_a_layer_is_none(
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-@pytest.mark.parametrize("table", ALL)
+@pytest.mark.parametrize("table", LASTING)
 def test_a_table_that_is_gone_is_refused_once_the_lake_has_rows(
     new_lake: MakeLake, table: str
 ) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.laws.conftest import QUICK, MakeLake, in_folders
+from tests.laws.test_tenants import with_rules
 from tests.support.cases import (
     BAD_VALUES,
     SOURCES,
@@ -29,29 +30,30 @@ from tests.support.corrections import late_duplicates_of
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, as_published, counted, records_of
+from tests.support.tenants import merge_of, tenant_case
 from watersmeet.audit.evidence import read_evidence
-from watersmeet.audit.problems import Findings
+from watersmeet.audit.problems import Report
 from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
-from watersmeet.audit.verify import check_partition
-from watersmeet.audit.verify_evidence import read_partitions
-from watersmeet.audit.verify_tables import check_places
-from watersmeet.audit.verify_validity import Validator
+from watersmeet.audit.verify import check_tables
+from watersmeet.audit.verify_bronze import check_places
+from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import MERGED
 from watersmeet.core.types import TIME
 from watersmeet.lake import tables
+from watersmeet.lake.bases import Floors, floors_of
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.journal import FLOOR, read_journal
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.published import last_tails
-from watersmeet.lake.retention_bounds import batch_ends, read_retention_bounds
+from watersmeet.lake.published import last_tails, topic_columns
 from watersmeet.lake.table_reader import Where, row_count
 from watersmeet.operations.retention import expire
 from watersmeet.running.bronze_table import BronzeTable
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.settings import WindowSettings
 
-pytestmark = pytest.mark.promise("C10")
+pytestmark = [pytest.mark.promise("C10"), pytest.mark.fault("retention")]
 
 TIMEOUT_MS, PARTITIONS, STEPS = 100, 2, 9
 WINDOW = {"window_by_gap": WindowSettings(gap_ms=60, max_ms=900)}
@@ -79,11 +81,27 @@ def long_case(seed: int, step_ms: int = 20) -> Case:
 
 def note_published(lake: CaseLake) -> None:
     """As if gold had published everything that silver has finished."""
-    noted = as_published(lake.reader, lake.engine.lake.layout, "sink", 0)
+    noted = as_published(lake.reader, lake.engine.lake.layout, "sink (1)", 0)
     # Numbers that grow, although what is let go is no more counted.
     seqs = noted["last_closed_at"].cast(pa.int64())
     noted = noted.set_column(noted.column_names.index("last_seq"), "last_seq", seqs)
     lake.quick.append(tables.PUBLISHED, noted)
+
+
+def begins_of_bronze(lake: CaseLake) -> dict[TopicPartition, int]:
+    """The offsets before which bronze's records that were not refused are deleted."""
+    begins = {}
+    for input_id in lake.settings.inputs:
+        where = [[("reason", "is null", None)]]
+        table = tables.bronze(input_id.source)
+        first = {"first": ("min", "offset")}
+        for row in lake.reader.summary(table, ["partition"], first, where).to_pylist():
+            begins[TopicPartition(input_id, row["partition"])] = row["first"]
+    return begins
+
+
+def floors(lake: CaseLake) -> Floors:
+    return floors_of(read_journal(lake.reader))
 
 
 def every_table(lake: CaseLake) -> list[str]:
@@ -95,26 +113,15 @@ def let_go(lake: CaseLake, engine: Any = None) -> None:
         expire(lake.owner(engine), lake.settings, table)
 
 
-def broken(lake: CaseLake) -> list[str]:
+def broken(lake: CaseLake, generation: int | None = None) -> list[str]:
     """What `verify --full` finds without Kafka."""
-    evidence = read_evidence(lake.reader, lake.settings, PARTITIONS)
-    judge = Validator(evidence.epochs)
-    names = (
-        "places",
-        "forgotten keys",
-        "outcomes",
-        "rows of silver",
-        "batches",
-        "the merge model",
-        "corrections",
-    )
-    findings = {name: Findings(name) for name in names}
-    check_places(evidence, findings["places"])
-    for partition in read_partitions(evidence, judge.evaluated):
-        check_partition(partition, judge, findings)
+    evidence = read_evidence(lake.reader, lake.settings, PARTITIONS, generation)
+    report = Report()
+    check_places(evidence, report["places"])
+    check_tables(evidence, report)
     return [
         f"{problem.where}: {problem.what}"
-        for each in findings.values()
+        for each in report.values()
         for problem in each.described()
     ]
 
@@ -148,6 +155,7 @@ def steps(lake: CaseLake, kind: str, count: int = STEPS) -> Iterator[int]:
             yield step
 
 
+@pytest.mark.fault("retention", oracle=True)
 @pytest.mark.long
 @in_folders
 def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(
@@ -158,9 +166,10 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(
         assert broken(lake) == []
     assert lake.silver() == left_of(lake, 900)
     assert len(lake.silver()) < len(expected_silver(lake.cases))
-    ends = batch_ends(lake.reader, read_retention_bounds(lake.reader).batches)
+    ends = begins_of_bronze(lake)
     assert len(ends) == PARTITIONS * len(SOURCES)
     for tp, end in ends.items():
+        assert end > 0
         mine = [("partition", "=", tp.partition)]
         rows = lake.reader.select(
             tables.bronze(tp.input.source), ["offset", "event_time"], [mine]
@@ -340,6 +349,7 @@ def test_refused_records_end_by_kafkas_time_alone_once_silver_is_beyond_them(
     assert [NextOffsets(lake.reader, lake.settings, 1).of(each) for each in inputs] == unread
 
 
+@pytest.mark.fault("kill")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_crash_between_a_floor_and_its_deletion_is_made_up_for(lake: CaseLake, kind: str) -> None:
     for share in (0.2, 0.4, 0.6, 0.8):
@@ -358,6 +368,7 @@ def test_a_crash_between_a_floor_and_its_deletion_is_made_up_for(lake: CaseLake,
     assert lake.silver() == left_of(lake, 900)
 
 
+@pytest.mark.fault("jumps")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_after_a_jump_back_only_what_was_merged_since_is_let_go(
     lake: CaseLake, kind: str, tmp_path: Path
@@ -389,6 +400,7 @@ def test_after_a_jump_back_only_what_was_merged_since_is_let_go(
 
 
 @pytest.mark.promise("B120")
+@pytest.mark.fault("jumps", "rules")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize("rules", [{"timeout_ms": 400}, WINDOW])
 @pytest.mark.usefixtures("kind")
@@ -411,7 +423,7 @@ def test_what_was_let_go_comes_back_by_no_jump_whatever_the_rules_are_then(
     lake.settings = lake.settings.model_copy(update={"merge": merge})
     last = last_batch(lake.reader)
     assert last is not None
-    begin_epoch(lake.reader, lake.quick.append, lake.settings, last.batch + 1, 0)
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, last.batch + 1)
     lake.arrive()
     lake.merge()
     anew = parts_of(lake, [[("generation", "=", 1)]])
@@ -431,15 +443,37 @@ def parts_of(lake: CaseLake, where: Where) -> set[tuple[str, int, int]]:
     }
 
 
+@in_folders
+@pytest.mark.parametrize("is_changed", [False, True], ids=["", "through epochs"])
+def test_what_is_left_of_tenants_can_be_verified_and_derived_again(
+    new_lake: MakeLake, kind: str, tmp_path: Path, is_changed: bool
+) -> None:
+    """Records of the tenants that wait are there as long as an epoch may judge them again."""
+    cases = {p: tenant_case(60 + p, lengths=[200]) for p in range(PARTITIONS)}
+    windows = [(100, 250, 300), (30, 90, 1000), (150, 400, 50)]
+    keep = {"bronze": "800ms", "silver": "1200ms", "late": "1s"}
+    lake = new_lake(cases, keep=keep, merge=merge_of(windows[0]), **IDS)
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, 0)
+    for step in steps(lake, kind, 6):
+        let_go(lake)
+        assert broken(lake) == []
+        last = last_batch(lake.reader)
+        if is_changed and last is not None:
+            lake.settings = with_rules(lake.settings, windows[step % 3])
+            begin_epoch(lake.reader, lake.quick.append, lake.settings, last.batch + 1)
+    evidence = read_evidence(lake.reader, lake.settings, PARTITIONS)
+    assert evidence.history_batch > 0
+    sent = sum(len(case.values["tracking"]) for case in cases.values())
+    assert row_count(lake.reader, tables.bronze("tracking")) < sent
+    assert is_derived_again(lake, tmp_path)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_what_is_broken_above_a_floor_is_found(lake: CaseLake, kind: str) -> None:
     for _ in steps(lake, kind):
         let_go(lake)
-    newest = max(
-        history.batch
-        for history in read_evidence(lake.reader, lake.settings, PARTITIONS).history.values()
-    )
+    newest = read_evidence(lake.reader, lake.settings, PARTITIONS).history_batch
     where = [[("status", "=", "timed_out"), ("batch", ">", newest)]]
     row = lake.reader.select(
         tables.SILVER, ["partition", "merge_key", "event_time"], where
@@ -451,15 +485,10 @@ def test_what_is_broken_above_a_floor_is_found(lake: CaseLake, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_of_the_sources_floors_the_one_that_is_ahead_holds(lake: CaseLake, kind: str) -> None:
-    layout = lake.engine.lake.layout[tables.FLOORS]
-    for batches in ((3, 7), (9, 8)):
-        rows = [
-            (tables.bronze(source), 0, batch, None, 1)
-            for source, batch in zip(SOURCES, batches, strict=True)
-        ]
-        lake.engine.append(tables.FLOORS, layout.rows(rows))
-        assert read_retention_bounds(lake.reader).batches == {0: max(batches)}
+def test_of_the_tables_floors_the_one_that_is_ahead_holds(lake: CaseLake, kind: str) -> None:
+    for base, time in ((7, 100), (3, 200), (-1, 150)):
+        lake.owner().decide(FLOOR, {"base": base, "times": [[tables.LATE, 0, time]]})
+    assert floors(lake) == Floors(7, {(tables.LATE, 0): 200})
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
@@ -472,22 +501,29 @@ def test_dead_letters_that_are_not_sent_stay(lake: CaseLake, kind: str) -> None:
     before = counts(lake)
     let_go(lake)
     assert counts(lake)[tables.LATE] == before[tables.LATE]
-    after = {
-        tp: end
-        for p in lake.cases
-        for tp, end in batch_ends(lake.reader, read_retention_bounds(lake.reader).batches).items()
-    }
+    after = begins_of_bronze(lake)
     late = lake.reader.select(tables.LATE, ["source", "partition", "offset"]).to_pylist()
     assert all(
         row["offset"] >= after.get(tp_of(row["source"], row["partition"]), 0) for row in late
     ), "bronze has what is to be sent"
-    layout = lake.engine.lake.layout[tables.DEAD_LETTERS]
-    sent = [("letters (id)", source, source, p, 10**6, 0) for source in SOURCES for p in lake.cases]
-    lake.quick.append(tables.DEAD_LETTERS, layout.rows(sent))
+    layout = lake.engine.lake.layout[tables.PUBLISHED]
+    sent = [
+        {
+            **topic_columns("letters (id)"),
+            "partition": p,
+            "last_source": source,
+            "last_topic": source,
+        }
+        | {"last_offset": 10**6, "committed_at": 0}
+        for source in SOURCES
+        for p in lake.cases
+    ]
+    lake.quick.append(tables.PUBLISHED, layout.rows_of(sent))
     let_go(lake)
     assert counts(lake)[tables.LATE] < before[tables.LATE]
 
 
+@pytest.mark.fault("rules")
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize("count", [8, 12])
@@ -496,7 +532,7 @@ def test_history_may_begin_in_any_epoch(
 ) -> None:
     changing(lake, kind, count)
     assert is_derived_again(lake, tmp_path)
-    assert min(read_retention_bounds(lake.reader).batches.values()) > 0
+    assert floors(lake).base > 0
 
 
 @pytest.mark.long
@@ -509,7 +545,16 @@ def test_history_may_begin_in_another_epoch_in_each_partition(
     cases = {0: long_case(100), 1: long_case(101, 5)}
     lake = new_lake(cases, keep=KEEP, merge__timeout=f"{TIMEOUT_MS}ms", **IDS)
     changing(lake, kind, 8)
-    assert len(set(read_retention_bounds(lake.reader).batches.values())) > 1
+    progress = ["partition", "source", "batch", "from_offset", "until_offset"]
+    rows = lake.reader.select(tables.PROGRESS, progress).to_pylist()
+    firsts = {
+        (row["source"], row["batch"])
+        for row in rows
+        for tp, begin in begins_of_bronze(lake).items()
+        if (tp.input.source, tp.partition) == (row["source"], row["partition"])
+        and row["from_offset"] <= begin < row["until_offset"]
+    }
+    assert len(firsts) > len(SOURCES), "each partition begins with another batch"
     assert is_derived_again(lake, tmp_path)
 
 
@@ -523,7 +568,7 @@ def changing(lake: CaseLake, kind: str, count: int) -> None:
         if step > 1:
             lake.settings = lake.settings.model_copy(update={"merge": merge})
         from_batch = 0 if number == 0 or last is None else last.batch + 1
-        begin_epoch(lake.reader, lake.quick.append, lake.settings, from_batch, 0)
+        begin_epoch(lake.reader, lake.quick.append, lake.settings, from_batch)
         let_go(lake)
         assert broken(lake) == []
 

@@ -13,7 +13,7 @@ from watersmeet.errors import SinkReplacedError, is_retriable
 from watersmeet.lake import tables
 from watersmeet.running.dead_letters import DeadLetters
 
-pytestmark = pytest.mark.promise("N18")
+pytestmark = [pytest.mark.promise("N18"), pytest.mark.fault("topics")]
 
 PARTITIONS = 2
 

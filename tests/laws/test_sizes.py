@@ -25,6 +25,7 @@ from tests.support.cases import (
     rich_cases,
 )
 from tests.support.configurations import settings_for
+from tests.support.effort import first_then_nightly
 from tests.support.lakes import CaseLake, folder_of
 from tests.support.memory import peak_mib_of
 from tests.support.rewrites import rewrite_open_records, rewrites_of
@@ -57,6 +58,7 @@ def bytes_of(lake: CaseLake, plan: BatchPlan) -> tuple[int, int]:
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory", oracle=True)
 @pytest.mark.long
 def test_a_batch_fits_into_memory_and_the_result_is_the_models(
     new_lake: MakeLake, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +89,7 @@ def test_a_batch_fits_into_memory_and_the_result_is_the_models(
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory", oracle=True)
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_what_tenants_have_open_is_merged_in_pieces_and_the_result_is_the_models(
@@ -107,6 +110,7 @@ def test_what_tenants_have_open_is_merged_in_pieces_and_the_result_is_the_models
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
 def test_a_batch_that_reads_the_rows_alone_that_it_may_change_changes_the_same(
@@ -165,8 +169,9 @@ ORDERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 @pytest.mark.parametrize("merge", ORDERS.values(), ids=ORDERS)
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("delivery", first_then_nightly(["exactly_once", "at_least_once"]))
 def test_however_small_the_pieces_are_that_are_read_the_same_bytes_are_published(
     new_lake: MakeLake,
     kafka: str,
@@ -221,6 +226,7 @@ def test_however_small_the_pieces_are_that_are_read_the_same_bytes_are_published
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_large_rows_that_are_written_anew_are_in_row_groups_that_fit_into_memory(
@@ -265,6 +271,7 @@ def produce_packed(river: River, values: Sequence[tuple[int, bytes | None]]) -> 
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_run_with_few_large_records_takes_no_more_memory_than_one_with_many_small_ones(
@@ -289,6 +296,7 @@ def test_a_run_with_few_large_records_takes_no_more_memory_than_one_with_many_sm
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_heap_of_a_gibibyte_holds_records_that_pack_well_and_all_that_one_clock_closes(
@@ -315,6 +323,7 @@ def test_a_heap_of_a_gibibyte_holds_records_that_pack_well_and_all_that_one_cloc
 
 
 @pytest.mark.promise("K13")
+@pytest.mark.fault("hostile")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_message_that_is_too_large_by_its_key_is_not_valid_and_stops_nothing(
     kafka: str, tmp_path: Path, kind: str

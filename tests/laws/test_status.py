@@ -17,9 +17,9 @@ from tests.support.crashes import CrashError
 from tests.support.lakes import CaseLake
 from tests.support.tenants import merge_of, tenant_cases
 from tests.support.topics import create_topics, delete_topic
-from watersmeet.audit.explain import explain
+from watersmeet.ask.explain import explain
+from watersmeet.ask.status import status
 from watersmeet.audit.show import status_view
-from watersmeet.audit.status import status
 from watersmeet.kafka.publisher import Publisher
 from watersmeet.lake import tables
 from watersmeet.operations.forget import Forgetting

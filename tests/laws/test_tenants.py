@@ -40,6 +40,7 @@ def merged(lake: CaseLake, models: TenantModels, *shares: float) -> None:
     models.arrive(shares[-1])
 
 
+@pytest.mark.fault("cuts", oracle=True)
 def test_silver_is_what_the_model_makes_of_tenants_and_what_waits_is_a_row(
     new_lake: MakeLake, kind: str
 ) -> None:
@@ -53,6 +54,7 @@ def test_silver_is_what_the_model_makes_of_tenants_and_what_waits_is_a_row(
     assert len(models.late()) > 10
 
 
+@pytest.mark.fault("rules", oracle=True)
 def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, kind: str) -> None:
     steps: list[tuple[float, Window]] = [
         (0.3, (100, None, 300)),
@@ -61,13 +63,11 @@ def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, 
         (1.0, (80, None, 500)),
     ]
     lake, models = new_lake(CASES, merge=merge_of(steps[0][1])), TenantModels(CASES, steps[0][1])
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
     for number, (share, rules) in enumerate(steps if kind == QUICK else steps[:2]):
         if number:
             lake.settings = with_rules(lake.settings, rules)
-            begin_epoch(
-                lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number
-            )
+            begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1)
             models.begin_epoch(rules)
         merged(lake, models, share - 0.1, share)
         assert late_of(lake.reader) == models.late()
@@ -89,6 +89,7 @@ STANDING: dict[str, list[Window]] = {
 
 
 @pytest.mark.promise("C6")
+@pytest.mark.fault("rules", oracle=True)
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize("name", STANDING)
 def test_silver_and_the_order_of_messages_are_the_models_where_clocks_stand_through_changes(
@@ -103,7 +104,7 @@ def test_silver_and_the_order_of_messages_are_the_models_where_clocks_stand_thro
     own = {"bootstrap": kafka, "publish__topic": topic, "name": topic}
     lake = new_lake(cases, merge=merge_of(windows[0]), **own)
     models = TenantModels(cases, windows[0])
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
     merged(lake, models, 0.4)
     beyond = 0
     for number, window in enumerate(windows[1:], start=1):
@@ -112,9 +113,7 @@ def test_silver_and_the_order_of_messages_are_the_models_where_clocks_stand_thro
         lake.settings = lake.settings.model_copy(
             update={"merge": lake.settings.merge.after(before)}
         )
-        begin_epoch(
-            lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number
-        )
+        begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1)
         models.begin_epoch(window)
         share = 0.4 if number < 5 else 0.7
         merged(lake, models, share)
@@ -142,6 +141,7 @@ def ended(case: Case) -> Case:
 
 
 @pytest.mark.promise("N34")
+@pytest.mark.fault("kill", "rules")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize("is_made", [False, True], ids=["before", "after"])
 def test_what_waited_and_is_late_is_told_once_although_no_older_version_is_left(
@@ -151,11 +151,11 @@ def test_what_waited_and_is_late_is_told_once_although_no_older_version_is_left(
     versions alone."""
     before, after = (100, None, 300), (30, 90, 50)
     lake, models = new_lake(CASES, merge=merge_of(before)), TenantModels(CASES, before)
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
     merged(lake, models, 0.5)
     known = len(models.late())
     lake.settings = with_rules(lake.settings, after)
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, 1)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1)
     models.begin_epoch(after)
     lake.arrive(0.55)
     for _ in range(1 if is_made else 2):
@@ -174,6 +174,7 @@ def test_what_waited_and_is_late_is_told_once_although_no_older_version_is_left(
     assert late_of(lake.reader) == models.late()
 
 
+@pytest.mark.fault("jumps")
 def test_a_jump_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(
     new_lake: MakeLake, kind: str
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_jump_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(
     assert silver_of(lake.reader) == sorted(closed + kept + anew.silver(), key=repr)
 
 
+@pytest.mark.fault("silence")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_decision_about_a_silent_source_tells_each_tenant_its_own_time(
     new_lake: MakeLake,

@@ -26,7 +26,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.features import check_features
 from watersmeet.lake.maintenance import FILE_BYTES
 
-pytestmark = pytest.mark.promise("N21")
+pytestmark = [pytest.mark.promise("N21"), pytest.mark.fault("commits")]
 
 REFUSED = {
     "inCommitTimestamp": (

@@ -29,7 +29,7 @@ from watersmeet.running.owner import Owner
 from watersmeet.running.transaction_size import TARGET_S, TransactionSize
 from watersmeet.settings import KafkaSettings
 
-pytestmark = pytest.mark.promise("N17")
+pytestmark = [pytest.mark.promise("N17"), pytest.mark.fault("broker")]
 
 PARTITIONS = 2
 

@@ -21,8 +21,8 @@ from tests.support.inputs import tp_of
 from tests.support.metrics import Exposed
 from tests.support.rivers import River, until
 from tests.support.topics import produce, published
+from watersmeet.ask.status import status
 from watersmeet.audit.show import status_view
-from watersmeet.audit.status import status
 from watersmeet.cli import app
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.monitoring.events import Event, Sampled
@@ -31,7 +31,7 @@ from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
 from watersmeet.running.sampling import Sampler
 
-pytestmark = pytest.mark.promise("C22")
+pytestmark = [pytest.mark.promise("C22"), pytest.mark.fault("silence")]
 
 SINCE_MS = 1_700_000_000_000
 

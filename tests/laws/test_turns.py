@@ -24,6 +24,7 @@ SHARES = (0.3, 0.7, 1.0)
 
 
 @pytest.mark.promise("R11")
+@pytest.mark.fault("engines", "kill", oracle=True)
 @pytest.mark.long
 @pytest.mark.parametrize("first", first_then_nightly(["spark", "embedded"]))
 def test_engines_take_turns_batch_by_batch_and_crash_by_crash(
@@ -54,6 +55,7 @@ def test_engines_take_turns_batch_by_batch_and_crash_by_crash(
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("engines", "memory")
 @pytest.mark.nightly
 def test_spark_goes_on_with_open_records_that_were_written_anew(
     root_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

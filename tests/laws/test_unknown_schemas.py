@@ -9,7 +9,7 @@ import pytest
 
 from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeSettings, one_of
 from tests.support.lakes import OpenSpark, engine_for
-from watersmeet.audit.status import status
+from watersmeet.ask.status import status
 from watersmeet.core.avro_schema import EXCESS, UNKNOWN
 from watersmeet.engine import Engine
 from watersmeet.errors import UnknownWriterSchemaError

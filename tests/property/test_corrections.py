@@ -20,7 +20,7 @@ from watersmeet.core.correction_model import MAX_VERSIONS, Correction, Partition
 from watersmeet.core.inputs import InputId
 from watersmeet.core.model import MergeRules, PartitionMerge, Record
 
-pytestmark = pytest.mark.promise("R17")
+pytestmark = [pytest.mark.promise("R17"), pytest.mark.fault("cuts", "rules", oracle=True)]
 
 law = draws(30)
 of_every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ from tests.support.inputs import input_of, record_of
 from watersmeet.core.model import MergeRecord, PartitionMerge, Record
 from watersmeet.core.window import Window
 
-pytestmark = pytest.mark.promise("B120")
+pytestmark = [pytest.mark.promise("B120"), pytest.mark.fault("jumps", oracle=True)]
 
 TIMEOUT_MS = 100
 WINDOWS = {"timeout": Window(TIMEOUT_MS), "window": Window(40, 150)}

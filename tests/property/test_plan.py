@@ -21,7 +21,7 @@ from watersmeet.core.model import PartitionMerge
 from watersmeet.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
 from watersmeet.core.window import Window
 
-pytestmark = pytest.mark.promise("C17")
+pytestmark = [pytest.mark.promise("C17"), pytest.mark.fault("cuts", oracle=True)]
 
 Bronze = Mapping[TopicPartition, list[BronzeRow]]
 Cursors = Mapping[TopicPartition, Cursor]

@@ -40,10 +40,9 @@ from watersmeet.core.recovery import (
 )
 from watersmeet.core.sequence import Place, Tail
 from watersmeet.core.window import Closing, Window, epoch_start
-from watersmeet.lake.epochs import EpochEnd
-from watersmeet.lake.fingerprints import Ended, Fingerprints, read_spans
+from watersmeet.lake.fingerprints import Ended, EpochEnd, Fingerprints, read_spans
 
-pytestmark = pytest.mark.promise("B3")
+pytestmark = [pytest.mark.promise("B3"), pytest.mark.fault("lost", oracle=True)]
 
 
 TIMEOUT_MS = 100
@@ -616,6 +615,7 @@ def changed(disorder: int, drawn: range, **how: Any) -> None:
 
 
 @pytest.mark.promise("C7")
+@pytest.mark.fault("lost", "rules", oracle=True)
 @DISORDERS
 def test_a_lost_lake_is_taken_up_exactly_where_its_last_message_names_one_set_of_rules(
     disorder: int,
@@ -625,6 +625,7 @@ def test_a_lost_lake_is_taken_up_exactly_where_its_last_message_names_one_set_of
 
 
 @pytest.mark.promise("C7")
+@pytest.mark.fault("rules", oracle=True)
 @pytest.mark.parametrize("windows", [TIMEOUTS, SHORT, (*BY_GAP, *SHORT)], ids=["", "short", "gaps"])
 def test_a_lost_lake_whose_rules_changed_while_its_clock_stood_is_taken_up_exactly(
     windows: Sequence[Window],
@@ -638,6 +639,7 @@ def test_a_lost_lake_whose_rules_changed_while_its_clock_stood_is_taken_up_exact
 
 
 @pytest.mark.promise("C7")
+@pytest.mark.fault("rules", oracle=True)
 @pytest.mark.long
 @DISORDERS
 @HOW

@@ -74,6 +74,7 @@ def places(taken: pa.Table) -> list[tuple[InputPartition, int]]:
 
 
 @pytest.mark.promise("N5")
+@pytest.mark.fault("cuts", oracle=True)
 @law
 @given(inputs, st.data())
 def test_the_order_is_the_lockstep_however_reading_is_cut_or_begun_again(
@@ -107,6 +108,7 @@ def test_the_order_is_the_lockstep_however_reading_is_cut_or_begun_again(
 
 
 @pytest.mark.promise("N5")
+@pytest.mark.fault("cuts", oracle=True)
 @law
 @given(inputs)
 def test_no_record_is_further_behind_in_the_order_than_in_its_own_partition(

@@ -123,6 +123,7 @@ def _tenant_clock_at(river: MergeInput, tenant: str, clock: int) -> int:
 
 
 @pytest.mark.promise("T1")
+@pytest.mark.fault("cuts", oracle=True)
 @law
 @given(river=tenant_inputs())
 def test_nobody_is_late_because_of_others_unless_more_than_the_lag_behind(
@@ -151,6 +152,7 @@ def test_nobody_is_late_because_of_others_unless_more_than_the_lag_behind(
 
 
 @pytest.mark.promise("T1")
+@pytest.mark.fault("cuts", oracle=True)
 @law
 @given(river=tenant_inputs(is_calm=True))
 def test_a_tenant_that_is_never_more_than_the_lag_behind_is_merged_as_if_alone(

@@ -35,8 +35,7 @@ from watersmeet.core.recovery import (
 )
 from watersmeet.core.sequence import IDLE, MIN_OFFSETS, RULES, Tail
 from watersmeet.core.window import Window
-from watersmeet.lake.epochs import EpochEnd
-from watersmeet.lake.fingerprints import Ended, Fingerprints
+from watersmeet.lake.fingerprints import Ended, EpochEnd, Fingerprints
 
 Decisions = Mapping[str, Sequence[IdleDecision]]
 

@@ -22,7 +22,7 @@ from tests.support.merges import (
 )
 from watersmeet.core.model import MAX_BYTES, MAX_PARTS, PartitionMerge
 
-pytestmark = pytest.mark.promise("R26")
+pytestmark = [pytest.mark.promise("R26"), pytest.mark.fault("cuts", "rules", oracle=True)]
 
 law = draws(80)
 BOUNDED = [kind for kind in KINDS if kind.endswith("within bounds")]

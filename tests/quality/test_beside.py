@@ -17,7 +17,7 @@ from tests.support.panics import PanicException
 from tests.support.quality import expected, suite_file
 from tests.support.rivers import Losses, River, until
 from tests.support.topics import published
-from watersmeet.audit.status import status
+from watersmeet.ask.status import status
 from watersmeet.dev.processes import free_port
 from watersmeet.lake.quality import last_results
 from watersmeet.monitoring.observability import Reporter
@@ -37,6 +37,7 @@ def results(river: River) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @pytest.mark.promise("A8")
+@pytest.mark.fault("owners")
 def test_a_suite_that_is_not_met_beside_a_run_is_told_and_stops_nothing(
     kafka: str, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def with_suites(lake: QualityLake, *files: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.promise("A7")
+@pytest.mark.fault("owners")
 def test_every_row_is_looked_at_once(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path, cases=rich_cases(6))
     seen: dict[str, int] = {}
@@ -182,6 +183,7 @@ def test_bytes_that_are_no_text_are_null_and_stop_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.promise("A7")
+@pytest.mark.fault("hostile")
 def test_what_senders_wrote_is_never_shown(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
     nothing = [
@@ -217,6 +219,7 @@ def test_a_check_that_is_to_stop_leaves_the_rest_for_the_next_one(tmp_path: Path
 
 
 @pytest.mark.promise("A7")
+@pytest.mark.fault("owners")
 def test_checks_that_end_at_once_all_keep_their_results(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
     table = lake.engine.lake.layout[tables.QUALITY]

@@ -10,6 +10,7 @@ from watersmeet.quality.suites import Suite
 
 
 @pytest.mark.promise("A37")
+@pytest.mark.fault("hostile")
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
@@ -33,6 +34,7 @@ def test_a_message_of_the_library_is_not_shown(kind: str, more: dict[str, object
 
 
 @pytest.mark.promise("A7")
+@pytest.mark.fault("hostile")
 @pytest.mark.parametrize(
     ("kind", "more", "observed"),
     [

@@ -269,6 +269,7 @@ def found(sound: Sound, broken: dict[str, pa.Table]) -> dict[str, list[Outcome]]
 
 
 @pytest.mark.promise("A6")
+@pytest.mark.fault("damage")
 @pytest.mark.parametrize(
     ("table", "sentence"), dict.fromkeys((table, sentence) for table, sentence, _, _ in PLANTED)
 )
@@ -453,6 +454,7 @@ def test_a_lake_without_tenants_is_promised_nothing_of_them(
 
 
 @pytest.mark.promise("A6")
+@pytest.mark.fault("damage", "engines")
 @pytest.mark.long
 def test_spark_finds_what_is_found_in_memory(
     root_session: SparkSession,

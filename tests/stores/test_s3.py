@@ -31,6 +31,7 @@ def test_every_command_does_its_work_on_s3(on_s3: MakeRiver) -> None:
 
 
 @pytest.mark.promise("A12")
+@pytest.mark.fault("commits")
 def test_of_many_writers_of_one_commit_one_succeeds(on_s3: MakeRiver) -> None:
     """The store refuses the second file of a name: so there is one owner of a token, and one batch
     of a number."""
@@ -79,6 +80,7 @@ def test_a_second_run_is_refused_and_a_woken_merge_changes_nothing(on_s3: MakeRi
 
 @pytest.mark.nightly
 @pytest.mark.promise("A12")
+@pytest.mark.fault("kill", oracle=True)
 def test_kills_between_the_commits_lose_and_repeat_nothing(on_s3: MakeRiver) -> None:
     river = on_s3("kills")
     for point in ("bronze.done", "silver.merge", "silver.done", "gold.note"):
@@ -90,6 +92,7 @@ def test_kills_between_the_commits_lose_and_repeat_nothing(on_s3: MakeRiver) -> 
 
 @pytest.mark.nightly
 @pytest.mark.promise("C24")
+@pytest.mark.fault("kill", "memory", oracle=True)
 def test_the_same_holds_of_batches_that_write_the_open_records_anew(on_s3: MakeRiver) -> None:
     river = on_s3("rewrites")
     river.program = PROGRAM
@@ -105,6 +108,7 @@ def test_the_same_holds_of_batches_that_write_the_open_records_anew(on_s3: MakeR
 
 @pytest.mark.nightly
 @pytest.mark.promise("A12")
+@pytest.mark.fault("outage", oracle=True)
 def test_a_run_outlives_a_store_that_is_away(on_s3: MakeRiver, store: Store) -> None:
     river = on_s3("away")
     river.flow()

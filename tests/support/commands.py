@@ -93,6 +93,7 @@ COMMANDS = (
     "maintain",
     "verify --full",
     "report --out page.html",
+    "sql SELECT\tcount(*)\tFROM\tcorrected",
     "rebuild --into again",
     "verify --against again",
 )

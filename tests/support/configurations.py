@@ -38,12 +38,13 @@ def settings_for(
     by dotted name with `__`.
 
     Its engine is the embedded one, which takes a tenth of Spark's time, unless a test is about
-    Spark.
+    Spark. It does not wait for the disk, which may take most of a test's time.
     """
     values: dict[str, Any] = {
         "name": "test",
         "engine": "embedded",
         "lake": str(folder / "lake"),
+        "durable": False,
         "kafka": {"bootstrap_servers": bootstrap},
         "sources": {
             name: {

@@ -26,11 +26,13 @@ class _Dying:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._engine, name)
-        if name != self._operation:
+        if name != ("append" if self._operation == "decide" else self._operation):
             return found
 
         def dying(*arguments: Any, **more: Any) -> Any:
             table = tables.SILVER if name == "merge_in_chunks" else arguments[0]
+            if self._operation == "decide" and table == tables.JOURNAL:
+                table = arguments[1]["kind"][0].as_py()
             if table != self._table or not self._times:
                 return found(*arguments, **more)
             self._times -= 1
@@ -44,6 +46,6 @@ class _Dying:
 def dying_at(
     engine: Engine, operation: str, table: str, *, after: bool = False, times: int = 10**6
 ) -> Engine:
-    """The engine, but that `operation` (append, merge, delete) on a table raises CrashError so
-    often, before or `after` it."""
+    """The engine, but that `operation` (append, merge, delete) on a table, or `decide` of a kind of
+    decision, raises CrashError so often, before or `after` it."""
     return cast(Engine, _Dying(engine, operation, table, after=after, times=times))

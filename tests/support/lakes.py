@@ -35,12 +35,18 @@ from watersmeet.gold import Gold
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
 from watersmeet.lake.decisions import read_decisions
-from watersmeet.lake.generations import Generation, generation_rows, is_begun
+from watersmeet.lake.generations import (
+    Generation,
+    InKafka,
+    generation_body,
+    read_generations,
+)
+from watersmeet.lake.journal import BEGIN
 from watersmeet.lake.location import Lake
-from watersmeet.lake.order import with_message
-from watersmeet.lake.published import columns_of
+from watersmeet.lake.published import columns_of, topic_columns
 from watersmeet.lake.table_reader import TableReader, Where
 from watersmeet.lake.tables import Table
+from watersmeet.lake.unpublished import with_message
 from watersmeet.run import create_missing
 from watersmeet.running.bronze_table import BatchCounts, BronzeTable
 from watersmeet.running.generations import Jump, Target
@@ -122,6 +128,7 @@ def write_configuration(settings: Settings, folder: Path) -> Path:
         "name": settings.name,
         "engine": settings.engine,
         "lake": str(settings.lake),
+        "durable": settings.durable,
         "kafka": {"bootstrap_servers": settings.kafka.bootstrap_servers},
         "sources": {
             name: {"topic": source.topic, "key": "k", "event_time": "ts", "heartbeat": heartbeat}
@@ -155,7 +162,7 @@ def as_published(reader: TableReader, layout: Mapping[str, Table], sink: str, at
         seq = rows[p]["last_seq"] + 1 if p in rows else 0
         said = columns_of(MERGED, Tail(seq, MERGED.place(row), None, row["event_time"]))
         rows[p] = {"partition": p, "first_seq": 0, "last_seq": seq, "sink_offset": seq, **said}
-    noted = ({**row, "sink": sink, "committed_at": at} for row in rows.values())
+    noted = ({**row, **topic_columns(sink), "committed_at": at} for row in rows.values())
     return layout[tables.PUBLISHED].rows_of(noted)
 
 
@@ -222,8 +229,7 @@ def fill_bronze(bronze: BronzeTable, values: Mapping[tuple[int, int], bytes | No
 
 def begin_at(owner: Owner, settings: Settings, begin: Mapping[TopicPartition, int]) -> None:
     """A lake begins to read at these offsets, with a new sink."""
-    rows = generation_rows(settings, Generation(0, 0, begin, {}))
-    owner.append(tables.GENERATIONS, rows)
+    owner.decide(BEGIN, generation_body(Generation(0, 0, begin, {})), 0)
 
 
 @dataclass
@@ -242,7 +248,8 @@ class CaseLake:
     def __post_init__(self) -> None:
         self.quick = open_engine(quickly(self.settings))
         create_missing(self.engine)
-        if self.settings.kafka.start == "earliest" and not is_begun(self.reader):
+        has_begun = bool(read_generations(self.reader, self.settings))
+        if self.settings.kafka.start == "earliest" and not has_begun:
             self.begin(dict.fromkeys(self.every, 0))
         self._arrived = dict.fromkeys(self.cases, 0)
 
@@ -275,7 +282,7 @@ class CaseLake:
         correction_tails: Mapping[int, Tail] = MappingProxyType({}),
     ) -> None:
         """Another generation begins at these offsets, behind these messages of the sink."""
-        targets = {tp: Target(offset, offset) for tp, offset in begin.items()}
+        targets = {tp: Target(at, InKafka("", 0, at)) for tp, at in begin.items()}
         Jump(
             owner or self.owner(self.quick),
             self.settings,

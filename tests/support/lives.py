@@ -179,6 +179,12 @@ class Life:
                 counts.update(value["n"] for value in message[source])
         return counts
 
+    def sent_once(self) -> set[int]:
+        """The records that are in a message; none of them is in another one, too."""
+        counts = self.numbers()
+        assert {n: count for n, count in counts.items() if count != 1} == {}
+        return set(counts)
+
     def check(self) -> None:
         """All that holds for every lake, whatever has happened to it."""
         twice = {number: count for number, count in self.numbers().items() if count > 1}

@@ -17,6 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from tests.support.cases import BAD_VALUES, HOLE, Case
 from tests.support.inputs import record_of
+from tests.support.journals import decisions_of, journal_rows
 from tests.support.topics import Published, consume
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.model import (
@@ -33,9 +34,11 @@ from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import APPLICATION, Commit
-from watersmeet.lake.generations import Generation, generation_rows
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.journal import CLOSED, SKIP, Decision
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import batch_rows, facts_of
+from watersmeet.lake.published import topic_columns
 from watersmeet.settings import Settings
 
 KAFKA_TIME_MS = 1_767_225_600_000
@@ -83,6 +86,7 @@ class ModelLake:
         self.arrived = dict.fromkeys(self.tps, 0)
         self.batch = 0
         self.generations = [Generation(0, 0, dict(self.begin), {})]
+        self.gaps = list[Decision]()
         self.passed_over: set[tuple[TopicPartition, int]] = set()
         """The records that are parts of messages of earlier generations."""
         self.of_sink: set[tuple[TopicPartition, int]] = set()
@@ -99,7 +103,7 @@ class ModelLake:
             DeltaTable.create(
                 self.lake.address(name), table.schema, partition_by=list(table.partitioned_by)
             )
-        self._write_generations()
+        self._write_journal()
 
     @property
     def has_tenants(self) -> bool:
@@ -201,13 +205,19 @@ class ModelLake:
                 row |= dict.fromkeys(["due", "closed_at", "position"])
             elif row["valid"]:
                 row |= {"valid": False, "invalid_reason": "reset"}
-        self._skip({tp: (self.until[tp], offset) for tp, offset in target.items()}, "jump")
         self._read({tp: (offset, self.first[tp]) for tp, offset in target.items()})
         self.first = {tp: min(offset, self.first[tp]) for tp, offset in target.items()}
         self.before = self.rows
         tails = {p: self._tail(out[-1]) for p, out in self.out.items() if out}
         begun = Generation(
-            self.number + 1, self.batch, dict(target), tails, "reset", self.time, "jump"
+            self.number + 1,
+            self.batch,
+            dict(target),
+            tails,
+            "reset",
+            self.time,
+            "jump",
+            reached=dict(self.until),
         )
         self.begin, self.until, self.positions = dict(target), dict(target), dict.fromkeys(self.tps)
         self.generations.append(begun)
@@ -216,7 +226,7 @@ class ModelLake:
             for tp, offset in sorted(self.passed_over)
             if offset >= target[tp]
         )
-        self._write_generations()
+        self._write_journal()
 
     def _tail(self, message: Published) -> Tail:
         row = self.closing[message.partition, message.id]
@@ -232,9 +242,10 @@ class ModelLake:
         """That of the newest generation."""
         return self.generations[-1].number
 
-    def _write_generations(self) -> None:
-        rows = pa.concat_tables(generation_rows(self.settings, each) for each in self.generations)
-        write_deltalake(self.lake.address(tables.GENERATIONS), rows, mode="overwrite")
+    def _write_journal(self) -> None:
+        closed = [Decision(0, CLOSED, self.number, {}, self.time, 0)]
+        rows = journal_rows([*decisions_of(self.generations), *self.gaps, *closed])
+        write_deltalake(self.lake.address(tables.JOURNAL), rows, mode="overwrite")
 
     def start(self, offset: int) -> None:
         """Bronze begins there."""
@@ -350,7 +361,7 @@ class ModelLake:
                     "last_tenant": closed["tenant"],
                     "sink_offset": offsets[p],
                     "committed_at": self.time,
-                    "sink": name,
+                    **topic_columns(name),
                 }
             )
         self.write(tables.PUBLISHED, rows)
@@ -432,14 +443,14 @@ class ModelLake:
             tails[p] = Tail(tails[p].seq + 1 if p in tails else 0, place, None, row["event_time"])
         tails |= {p: self._tail(out[-1]) for p, out in self.out.items() if out}
         self.generations = [Generation(0, 0, dict(self.begin), tails, "sink" if tails else "start")]
-        self._write_generations()
+        self._write_journal()
 
     def _skip(self, ranges: Mapping[TopicPartition, tuple[int, int]], reason: str) -> None:
         rows = [
-            {**self._place(tp), "from_offset": a, "to_offset": b, "reason": reason}
-            for tp, (a, b) in ranges.items()
+            {**self._place(tp), "from_offset": a, "to_offset": b} for tp, (a, b) in ranges.items()
         ]
-        self.write(tables.RESETS, [{**row, "decided_at": self.time} for row in rows])
+        self.gaps.append(Decision(0, SKIP, None, {"jumps": rows, "reason": reason}, self.time, 0))
+        self._write_journal()
 
     def _commit(self, plan: BatchPlan) -> BatchPlan:
         self.time = max(self.time + 1, wall_clock_ms())
@@ -447,6 +458,9 @@ class ModelLake:
             row.setdefault("batch", plan.batch)
             row.setdefault("generation", self.number)
         rows = batch_rows(plan, self.time).to_pylist()
+        for row in self.others:
+            if row["status"] == "idle" and row["batch"] == plan.batch:
+                row["decided_at"] = self.time
         self.others += [
             {"status": "batch", **{name: _ms(value) for name, value in row.items()}} for row in rows
         ]
@@ -586,6 +600,12 @@ class ModelLake:
         if status == "open":
             closing = {"due": self.settings.merge.window.due(first, last), "closed_at": None}
         row |= {**closing, "tenant": record.tenant, "position": None}
+        sizes = [
+            len(values[source][part.offset] or b"")
+            for source, mine in zip(self.sources, parts, strict=True)
+            for part in mine
+        ]
+        row |= {"record_bytes": sum(sizes), "record_count": len(sizes)}
         return {**row, "valid": valid, "invalid_reason": "predicate" if valid is False else None}
 
     def _waiting_row(self, p: int, record: Record, position: int) -> Row:
@@ -621,7 +641,9 @@ class ModelLake:
             "batch": self.batch,
             "generation": self.number,
         }
-        return {**row, "value": value} if status == "late" else row
+        if status == "late":
+            row |= {"value": value, "record_bytes": len(value or b"")}
+        return row
 
 
 def _order(row: Row) -> tuple[Any, ...]:
@@ -634,7 +656,8 @@ def wall_clock_ms() -> int:
 
 
 def _content(row: Row) -> str:
-    return repr({name: value for name, value in row.items() if name not in ("batch", "generation")})
+    numbers = ("batch", "generation", "decided_at")
+    return repr({name: value for name, value in row.items() if name not in numbers})
 
 
 def _stored(value: Any, kind: pa.DataType) -> Any:

@@ -13,6 +13,7 @@ from deltalake import write_deltalake
 
 from watersmeet.core.types import TIME
 from watersmeet.lake.location import Lake
+from watersmeet.lake.published import topic_columns
 from watersmeet.lake.tables import (
     IDLE_HEARTBEATS,
     LATE,
@@ -37,6 +38,7 @@ def settings_for(
     values = {
         "name": "shop",
         "lake": str(folder / "lake"),
+        "durable": False,
         "kafka": {"bootstrap_servers": "127.0.0.1:1"},
         "sources": {name: {"topic": name, "key": "k", "event_time": "ts"} for name in sources},
         "merge": {"timeout": timeout},
@@ -192,6 +194,9 @@ class _Day:
             "last_event_time": last["event_time"],
             "last_key": last["merge_key"],
             "last_closed_at": last["event_time"] + self.timeout_ms,
+            "last_due": last["event_time"] + self.timeout_ms - 1,
+            "last_tenant": "",
+            **topic_columns("merged (1)"),
             "committed_at": self.now + self.rng.randint(700, 9_000),
         }
         self.rows[PUBLISHED].append(row)

@@ -1,6 +1,6 @@
 """The links of docs/walkthrough.md to the lines of the functions that it names.
 
-`make format` writes them anew.
+`make format` writes them anew, and the matrix of docs/guarantees.md.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+
+from tests.support import matrix
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "walkthrough.md"
@@ -40,4 +42,5 @@ def _definition(within: ast.AST, name: str, file: str) -> ast.stmt:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(linked(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, made in ((PAGE, linked), (matrix.PAGE, matrix.with_matrix)):
+        page.write_text(made(page.read_text(encoding="utf-8")), encoding="utf-8")

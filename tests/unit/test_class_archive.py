@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from watersmeet.jvm import class_archive
-from watersmeet.jvm.java import java_command
+from watersmeet.jvm.artifacts import java_command
 
 START = """
 import sys

@@ -114,7 +114,7 @@ def test_help_groups_the_commands_and_marks_those_that_change_data(tmp_path: Pat
     assert groups == {
         "Begin, and try things:": ["init", "fetch", "try", "demo", "broker"],
         "Look at a lake:": [
-            *["validate", "status", "explain", "verify", "rebuild", "check", "report"]
+            *["validate", "status", "explain", "sql", "verify", "rebuild", "check", "report"]
         ],
         "Run the streams:": ["run", "repartition"],
         "Change a lake:": ["redrive", "forget", "reset", "evolve", "maintain"],

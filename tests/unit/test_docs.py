@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from pydantic import BaseModel
 
 from tests.support.configurations import SMALLEST
 from tests.support.inputs import record_of
+from tests.support.matrix import Marks, Test, marked_tests, with_matrix
 from tests.support.walkthrough import LINK, linked
-from watersmeet.audit.show import duration, utc
 from watersmeet.cli import app
+from watersmeet.configuration.values import RESERVED_NAMES
 from watersmeet.core.dead_letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES
 from watersmeet.core.model import MergeRules, PartitionMerge
 from watersmeet.core.reading import KAFKA, ReadingRules, Reason, read_records
@@ -45,6 +46,7 @@ from watersmeet.core.sequence import (
 )
 from watersmeet.core.sequence import FROM as MADE_FROM
 from watersmeet.core.sequence import LATE as LATE_RECORD
+from watersmeet.core.times import duration, utc
 from watersmeet.core.types import TIME
 from watersmeet.dev.init import write_example
 from watersmeet.errors import ConfigurationError
@@ -52,9 +54,10 @@ from watersmeet.faults import POINTS
 from watersmeet.kafka.options import check_options
 from watersmeet.kafka.permissions import permissions
 from watersmeet.lake import tables
+from watersmeet.lake.conditions import Dialect, sql_of
 from watersmeet.lake.views import views
 from watersmeet.monitoring.metrics import STATES
-from watersmeet.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
+from watersmeet.settings import CatalogLake, Settings, load_settings
 
 pytestmark = pytest.mark.promise("A11")
 
@@ -488,6 +491,8 @@ def test_every_table_has_a_row_with_its_columns(tmp_path: Path, merge: dict[str,
         for name, table in tables.layout(settings).items()
         if name != tables.bronze(sources[1])
     }
+    assert laid_out[tables.BASES] == {"_base", *laid_out[tables.SILVER]}
+    laid_out[tables.BASES] = {"_base", tables.SILVER}
     laid_out[tables.SILVER] |= {"topic", "offset", "event_time", "value"}  # of the parts
     assert described == laid_out
 
@@ -500,6 +505,24 @@ def test_every_view_has_a_row_with_its_columns(tmp_path: Path, merge: dict[str, 
         name: set(view.schema.names) - set(settings.sources)
         for name, view in views(settings).items()
     }
+
+
+def test_the_page_for_analysts_has_the_views_as_they_are_declared(tmp_path: Path) -> None:
+    """All but those of the journal, which each engine reads in its own way."""
+    text = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
+    [assigned] = re.findall(r"^(views = \{.*?^\})$", text, re.DOTALL | re.MULTILINE)
+    shown = ast.literal_eval(assigned.removeprefix("views = "))
+    plain = Dialect(name=str, text=repr, double=repr, time=str)
+    declared = {}
+    for name, view in views(load_settings(write_example(tmp_path)[0])).items():
+        selected = []
+        for part in view.parts:
+            named = (f"{text!r} AS {column}, " for column, text in part.constants.items())
+            where = sql_of([part.where], (), plain)
+            selected.append(f"SELECT {''.join(named)}* FROM {part.table} WHERE {where}")
+        if view.items is None:
+            declared[name] = " UNION ALL ".join(selected)
+    assert {name: " ".join(view.split()) for name, view in shown.items()} == declared
 
 
 def with_all(folder: Path, merge: dict[str, Any]) -> Settings:
@@ -665,48 +688,17 @@ def test_the_example_comes_out_as_it_says(tmp_path: Path) -> None:
 
 # -- the guarantees
 
-Test = tuple[str, str | None]
-"""A file of tests and a test in it; None: the whole file."""
 
-
-class Marks(typing.NamedTuple):
-    """What a test, or a file of tests, says of itself by marks."""
-
-    promises: frozenset[str]
-    is_nightly: bool
-
-
-def marks_of(decorators: Sequence[ast.expr]) -> Marks:
-    promises: set[str] = set()
-    names = set()
-    for decorator in decorators:
-        call = decorator.func if isinstance(decorator, ast.Call) else decorator
-        name = ast.unparse(call).removeprefix("pytest.mark.")
-        names.add(name)
-        if name == "promise":
-            assert isinstance(decorator, ast.Call)
-            promises |= {ast.literal_eval(argument) for argument in decorator.args}
-    return Marks(frozenset(promises), "nightly" in names)
-
-
-def marked_tests() -> dict[Test, Marks]:
+def promising_tests() -> dict[Test, Marks]:
     """Every test and every file of tests that names promises, with its marks."""
-    found: dict[Test, Marks] = {}
-    for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        path, tree = str(file.relative_to(ROOT)), ast.parse(file.read_text(encoding="utf-8"))
-        of_file = Marks(frozenset(), is_nightly=False)
-        for node in tree.body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
-                of_file = marks_of(
-                    node.value.elts if isinstance(node.value, ast.List) else [node.value]
-                )
-                found[path, None] = of_file
-            elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                marks = marks_of(node.decorator_list)
-                found[path, node.name] = marks._replace(
-                    is_nightly=marks.is_nightly or of_file.is_nightly
-                )
-    return {test: marks for test, marks in found.items() if marks.promises}
+    marked = marked_tests()
+    return {
+        test: marks._replace(
+            is_nightly=marks.is_nightly or marked.get((test[0], None), marks).is_nightly
+        )
+        for test, marks in marked.items()
+        if marks.promises
+    }
 
 
 def promised_tests() -> dict[str, set[Test]]:
@@ -727,7 +719,7 @@ def promised_tests() -> dict[str, set[Test]]:
 
 
 def test_every_promise_names_the_tests_that_quote_its_id() -> None:
-    promised, marked = promised_tests(), marked_tests()
+    promised, marked = promised_tests(), promising_tests()
     assert len(promised) > 80
     quoted = {identity for marks in marked.values() for identity in marks.promises}
     assert quoted == promised.keys()
@@ -745,9 +737,22 @@ def test_every_line_of_who_is_trusted_with_what_names_a_promise() -> None:
 
 
 def test_every_promise_has_a_test_that_runs_for_every_submission() -> None:
-    marked = marked_tests()
+    marked = promising_tests()
     for identity, named in promised_tests().items():
         assert any(not marked[test].is_nightly for test in named), identity
+
+
+def test_the_matrix_of_promises_and_faults_is_what_the_marks_of_the_tests_say() -> None:
+    assert with_matrix(page("guarantees.md")) == page("guarantees.md"), "`make format` writes it"
+
+
+def test_a_test_that_has_a_fault_says_what_it_promises() -> None:
+    marked = marked_tests()
+    promising = {file for file, _ in promising_tests()}
+    for (file, test), marks in marked.items():
+        of_file = marked.get((file, None), Marks()) if test else marks
+        has_promise = marks.promises or of_file.promises or (test is None and file in promising)
+        assert not marks.faults or has_promise, (file, test)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -16,7 +16,12 @@ from watersmeet import errors
 from watersmeet.errors import WatersmeetError
 
 ROOT = Path(__file__).parent.parent.parent
-FAMILIES = (errors.KafkaTransientError, errors.StoreError, errors.RegistryError)
+FAMILIES = (
+    errors.KafkaTransientError,
+    errors.LakeTransientError,
+    errors.StoreError,
+    errors.RegistryError,
+)
 """Classes that only others are made of."""
 KINDS = {
     name: kind

@@ -91,6 +91,7 @@ def test_an_expression_over_one_merge_record_passes(text: str) -> None:
 
 
 @pytest.mark.promise("R60")
+@pytest.mark.fault("hostile")
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -296,6 +297,7 @@ POISON = {
 
 
 @pytest.mark.promise("R15")
+@pytest.mark.fault("hostile", "memory")
 @pytest.mark.parametrize("text", POISON)
 def test_a_record_that_takes_all_memory_or_time_fails_alone(text: str) -> None:
     rows = pa.table({"n": pa.array([3, 2_000_000_000, 5], pa.int64())})
@@ -374,6 +376,7 @@ def test_no_rows_are_no_rows() -> None:
 
 
 @pytest.mark.promise("R60")
+@pytest.mark.fault("hostile")
 def test_an_expression_that_does_not_pass_is_not_evaluated() -> None:
     with pytest.raises(ConfigurationError, match="`random"):
         evaluate("random() > 0.5", pa.table({"merge_key": ["a"]}), PREDICATE)

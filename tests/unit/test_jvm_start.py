@@ -28,6 +28,7 @@ time.sleep(600)
 
 
 @pytest.mark.promise("N16")
+@pytest.mark.fault("kill")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_jvm_that_is_not_ready_yet(number: signal.Signals, tmp_path: Path) -> None:
     """It would stay for ever, since it cannot tell its port to a Python that is gone."""
@@ -69,6 +70,7 @@ with _ended_by_signals():
 
 
 @pytest.mark.promise("N16")
+@pytest.mark.fault("kill")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_heard_though_it_comes_where_python_ignores_exceptions(
     number: signal.Signals,
@@ -84,6 +86,7 @@ def test_a_signal_is_heard_though_it_comes_where_python_ignores_exceptions(
 
 
 @pytest.mark.promise("N16")
+@pytest.mark.fault("kill")
 def test_sparks_handler_of_ctrl_c_ends_a_start_like_our_own() -> None:
     with pytest.raises(SystemExit) as ended, _ended_by_signals():
         raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 from tests.support.rivers import until
 from watersmeet.monitoring.server import MOST_CONNECTIONS, MetricsServer
 
-pytestmark = pytest.mark.promise("A36")
+pytestmark = [pytest.mark.promise("A36"), pytest.mark.fault("hostile")]
 
 
 @pytest.fixture

@@ -49,8 +49,8 @@ def table(cell: str) -> Table:
         (
             show.maintain_view({"tables": [{"table": "late", "before": 1, "now": 2, "gone": 3}]}),
             [
-                " table  files before  files now  old files removed",
-                " late   1             2          3",
+                "table  files before  files now  old files removed",
+                "late   1             2          3",
             ],
         ),
         (Text("a smile is :smile:"), ["a smile is :smile:"]),

@@ -20,10 +20,10 @@ from tests.support.inputs import input_of, tp_of
 from watersmeet.core import sequence as sequences
 from watersmeet.core.corrections import Settled
 from watersmeet.core.merge import LATE_SCHEMA
-from watersmeet.core.plan import BatchPlan, Cursor, Rules, TopicPartition
+from watersmeet.core.plan import BatchPlan, Cursor, TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.sequence import CORRECTED, MERGED, Tail
-from watersmeet.core.step import State
+from watersmeet.core.state import State
 from watersmeet.lake import chunks
 from watersmeet.lake.chunks import chunks_of
 from watersmeet.lake.generations import Generation
@@ -105,8 +105,8 @@ def read(partition: int, offset: int, time: int, size: int = 10) -> dict[str, An
 def planner(asked: TableReader, settings: Settings, partitions: int = 1) -> Planner:
     """One that begins where its sources do."""
     places = [tp_of(source, p) for source in settings.sources for p in range(partitions)]
-    begin = State(0, dict.fromkeys(places, Cursor()), {})
-    return Planner(asked, settings, Rules(settings.merge.window), begin, MERGE_BYTES)
+    begin = State(0, dict.fromkeys(places, Cursor()), {}, settings.merge.rules)
+    return Planner(asked, settings, begin, MERGE_BYTES)
 
 
 def test_a_plan_goes_on_behind_long_holes_in_some_of_many_partitions(tmp_path: Path) -> None:
@@ -156,6 +156,7 @@ SHAPES: dict[str, list[int]] = {
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 @pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
 def test_a_batch_has_no_more_than_fits_into_memory_and_no_record_is_left_out(
     tmp_path: Path, sizes: list[int]
@@ -303,6 +304,7 @@ def pieces(
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 @pytest.mark.parametrize("unit", [1, 10_000], ids=["small", "large"])
 def test_a_piece_of_a_publication_has_no_more_than_fits_into_memory(unit: int) -> None:
     sizes = [unit * size for size in (*[100] * 300, *[90_000] * 30, *[7] * 900)]
@@ -319,6 +321,7 @@ def test_a_piece_of_a_publication_has_no_more_than_fits_into_memory(unit: int) -
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 @pytest.mark.parametrize("most", [3, 1000])
 def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces(most: int) -> None:
     """Each record in one of them, in order, and all of them in one publication, whose ends are as
@@ -405,6 +408,7 @@ class Weighed(Asked):
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 def test_what_a_redriven_record_says_it_was_is_read_in_pieces_and_only_if_it_may_be_true() -> None:
     def row(offset: int, size: int, of: int | None = None, **more: Any) -> dict[str, Any]:
         own = {"key": b"k", "value": b"%d" % (offset if of is None else of), "reason": None}
@@ -426,6 +430,7 @@ def test_what_a_redriven_record_says_it_was_is_read_in_pieces_and_only_if_it_may
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 def test_records_that_are_read_again_come_in_pieces_that_fit_into_memory() -> None:
     sizes = [*[10] * 20, chunks.CHUNK_BYTES, *[chunks.CHUNK_BYTES // 3] * 7, 5]
     rows = [{"partition": n % 2, "offset": n, "record_bytes": size} for n, size in enumerate(sizes)]
@@ -448,6 +453,7 @@ def test_records_that_are_read_again_come_in_pieces_that_fit_into_memory() -> No
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
 def test_late_records_that_pack_well_come_in_pieces_that_fit_into_memory() -> None:
     sizes = [*[10] * 20, correcting.CHUNK_BYTES, *[correcting.CHUNK_BYTES // 3] * 7, 5]
     places = [

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.panics import PanicException
-from watersmeet.engine.threads import RunningThread
+from watersmeet.engine.polling import RunningThread
 from watersmeet.errors import (
     CommitRepeatedError,
     ConfigurationError,
@@ -39,7 +39,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def away() -> KafkaUnreachableError:
-    return KafkaUnreachableError("nowhere:1", "no answer")
+    return KafkaUnreachableError("no Kafka broker answers at nowhere:1 (no answer)")
 
 
 def runner(limit_s: float = DEADLINE_S) -> Runner:
@@ -247,7 +247,7 @@ def test_what_a_store_in_trouble_makes_an_engine_raise_is_waited_out_whatever_it
 
 def test_a_store_that_refuses_is_told_at_once_in_place_of_the_engines_error() -> None:
     def check_store() -> None:
-        raise StoreAccessError("s3://shop/lake", "writing")
+        raise StoreAccessError("the object store refuses writing at s3://shop/lake")
 
     it = runner()
     it.check_store = check_store

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from tests.support.configurations import SMALLEST
 from watersmeet.configuration.sources import Equality
+from watersmeet.configuration.values import parse_duration
 from watersmeet.core.window import Window
 from watersmeet.errors import (
     ConfigurationError,
@@ -34,7 +35,6 @@ from watersmeet.settings import (
     StartOffsets,
     StartTimestamp,
     load_settings,
-    parse_duration,
 )
 
 pytestmark = pytest.mark.promise("C16")
@@ -647,7 +647,7 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
                                                        "mean `field`"),
         (("lake", {"catalogue": "a"}), "unknown field `lake.catalogue`; did you mean `catalog`?"),
         (("colour", "red"), "unknown field `colour`; known here: name, engine, lake, storage, "
-                            "spark, checkpoints, kafka, sources, merge, silver, publish"),
+                            "spark, checkpoints, durable, kafka, sources, merge, silver, publish"),
         ((1, 2), "unknown field `1`; known here: name"),
         (("name", ABSENT), "required field `name` is missing; add it, such as `name: shop`"),
         (("lake", ABSENT), "required field `lake` is missing"),
@@ -1227,7 +1227,7 @@ def test_repartitioned_sources_have_topics_of_their_own_and_one_number_of_partit
         "acks", "request.required.acks", "message.max.bytes", "max.in.flight", "max.in.flight.requests.per.connection",
         "retries", "partitioner", "key.deserializer", "value.serializer", "allow.auto.create.topics", "transaction.timeout.ms",
         "delivery.timeout.ms", "message.timeout.ms", "delivery.report.only.error", "enable.partition.eof", "log_level",
-        "log.queue", "logger", "error_cb", "stats_cb", "on_delivery", "default.topic.config",
+        "log.queue", "log.connection.close", "logger", "error_cb", "stats_cb", "on_delivery", "default.topic.config",
     ],
 )  # fmt: skip
 def test_options_that_carry_a_promise_are_not_the_users(tmp_path: Path, option: str) -> None:
@@ -1403,15 +1403,6 @@ def test_a_file_that_cannot_be_read_is_refused_with_a_way_out(
         match=f"cannot be read \\({why}.*name another file with -c, or write one with `init`",
     ):
         load_settings(tmp_path / file, {})
-
-
-@pytest.mark.parametrize("table", ["bronze", "silver", "late"])
-def test_rows_that_tenants_need_are_kept(tmp_path: Path, table: str) -> None:
-    with pytest.raises(
-        ConfigurationError,
-        match=rf"keep.{table} is not possible where there are tenants; leave it out",
-    ):
-        load(tmp_path, changed(*TENANTS, (f"keep/{table}", "90d")))
 
 
 # -- ids

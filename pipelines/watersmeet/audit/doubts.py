@@ -11,21 +11,21 @@ for keys that never meet only as long as the lake cannot tell.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.ask.answers import quoted, rows
 from watersmeet.audit.newest import dropped_problems
 from watersmeet.audit.partitioning import FIX as FIX_PARTITIONS
-from watersmeet.audit.partitioning import read_sample
-from watersmeet.audit.show import duration, utc
+from watersmeet.audit.partitioning import Place, check_places, read_sample
 from watersmeet.configuration.sources import spelled
-from watersmeet.core.columns import Int64s, int64s, times_ms
+from watersmeet.core.columns import row_values, times_ms
 from watersmeet.core.doubts import (
     APART_IN_PARTITION,
     APART_IN_TIME,
@@ -43,8 +43,7 @@ from watersmeet.core.dropped_fields import counted, dropped_fields, fields_in
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import KAFKA, ReadingRules, read_records
-from watersmeet.core.times import LAST_EVENT_TIME_MS, set_back_ms, time_zone
-from watersmeet.core.types import TENANT
+from watersmeet.core.times import LAST_EVENT_TIME_MS, duration, set_back_ms, time_zone, utc
 from watersmeet.errors import KafkaAccessError, Problem, TopicChangedError
 from watersmeet.kafka.cluster import AFTER_MAX, Cluster, after_max
 from watersmeet.kafka.registry import rules_of
@@ -52,7 +51,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.schemas import avro_schemas
-from watersmeet.lake.table_reader import Condition, TableReader, Where, row_count, within
+from watersmeet.lake.table_reader import TableReader, within
 from watersmeet.settings import Settings
 
 FINISHED = 1_000
@@ -72,14 +71,16 @@ PARTITIONS = 8
 SAMPLE_BYTES = 64 * 1024 * 1024
 """About how many bytes of records from Kafka are kept, to be read again in other units."""
 
-_TIMED_OUT: Condition = ("status", "=", "timed_out")
-_FINISHED: Where = [
-    [_TIMED_OUT, ("invalid_reason", "is null", None)],
-    [_TIMED_OUT, ("invalid_reason", "!=", "reset")],
-]
+_FINISHED: Final = "status = 'timed_out' AND coalesce(invalid_reason, '') <> 'reset'"
 """Finished merge records, without those that a jump (`watersmeet reset`) closed: these are not
 complete.
 """
+
+_LAST_BATCHES: Final = (
+    "SELECT batch, count(*) AS n, min(event_time) AS first, max(event_time) AS last FROM merged "
+    f"WHERE {_FINISHED} AND batch > (SELECT max(batch) FROM merged) - {FINISHED} "
+    "GROUP BY batch ORDER BY batch DESC"
+)
 
 _FIX_KEYS = (
     "compare the keys of the sources (`sources.NAME.key`), and what their producers serialize them "
@@ -168,72 +169,33 @@ def _last_finished(reader: TableReader, settings: Settings) -> list[list[Appeara
 
     None where too few have finished.
     """
-    if not reader.exists(tables.SILVER) or not set(settings.sources) <= set(
-        reader.columns(tables.SILVER).names
-    ):
-        return None
     count = 0
     chosen = list[dict[str, Any]]()
-    for batch in _last_batches(reader):
+    for batch in rows(reader, _LAST_BATCHES):
         chosen.append(batch)
-        count += batch["rows"]
+        count += batch["n"]
         if count >= FINISHED:
             break
     if count < ENOUGH:
         return None
-    since: list[Condition] = [("batch", ">=", chosen[-1]["batch"])]
-    spans = _spans(count, min(b["first"] for b in chosen), max(b["last"] for b in chosen))
-    names = ["partition", *TENANT.names, "merge_key", "event_time", "last_event_time"]
-    where = [[*term, *since, *span] for term in _FINISHED for span in spans]
-    rows = reader.lengths(tables.SILVER, names, [*settings.sources], where)
-    places = zip(*(rows[name].to_pylist() for name in names), strict=True)
+    sample = "TRUE"
+    if count > 10 * FINISHED:  # of a batch that finished many, those of short spans
+        first, last = min(b["first"] for b in chosen), max(b["last"] for b in chosen)
+        step = (last - first) // SPANS + 1
+        sample = f"(ms(event_time) - {first}) % {step} < {max(1, step * FINISHED // count)}"
+    has_parts = ", ".join(
+        f"cardinality({quoted(source)}) > 0 AS {quoted(source)}" for source in settings.sources
+    )
+    finished = rows(
+        reader,
+        f"SELECT `partition`, tenant, merge_key, event_time, last_event_time, {has_parts} "
+        f"FROM merged WHERE {_FINISHED} AND batch >= {chosen[-1]['batch']} AND {sample}",
+    )
+    names = ("partition", "tenant", "merge_key", "event_time", "last_event_time")
     return [
-        [Appearance(source, *place) for source in sources]
-        for sources, place in zip(_groups(rows, settings.sources), places, strict=True)
+        [Appearance(source, *(row[n] for n in names)) for source in settings.sources if row[source]]
+        for row in finished
     ]
-
-
-def _last_batches(reader: TableReader) -> list[dict[str, Any]]:
-    """Return the last batches that finished merge records, latest first, with as many as needed to
-    have `FINISHED` of them, if the lake has: how many, and their first and last event time.
-    """
-    figures = {
-        "rows": ("count", "*"),
-        "first": ("min", "event_time"),
-        "last": ("max", "event_time"),
-    }
-    last = reader.summary(tables.SILVER, [], {"batch": ("max", "batch")}, _FINISHED)
-    newest = last["batch"][0].as_py() or 0
-    depth = FINISHED
-    while True:
-        where = [[*term, ("batch", ">", newest - depth)] for term in _FINISHED]
-        if depth > newest or row_count(reader, tables.SILVER, where) >= FINISHED:
-            batches = reader.summary(tables.SILVER, ["batch"], figures, where)
-            return list(batches.sort_by([("batch", "descending")]).to_pylist())
-        depth *= 2
-
-
-def _groups(rows: pa.Table, sources: Iterable[str]) -> list[list[str]]:
-    """Return, by row of silver, the sources of which it has parts."""
-    sizes = {source: int64s(rows[source]) for source in sources}
-    return [_sources_of(row, sizes) for row in range(rows.num_rows)]
-
-
-def _sources_of(row: int, sizes: Mapping[str, Int64s]) -> list[str]:
-    return [source for source, lengths in sizes.items() if lengths[row]]
-
-
-def _spans(count: int, first: int, last: int) -> list[list[Condition]]:
-    """Return spans of event time that together hold about `FINISHED` rows.
-
-    Where there are not many more rows than that, return one span without bounds.
-    """
-    if count <= 10 * FINISHED:
-        return [[]]
-    step = (last - first) // SPANS + 1
-    part = max(1, step * FINISHED // count)
-    begins = range(first, last + 1, step)
-    return [[("event_time", ">=", at), ("event_time", "<", at + part)] for at in begins]
 
 
 def _against(name: str, appearances: Sequence[Appearance]) -> list[Appearance]:
@@ -288,23 +250,27 @@ def _lake_rules(reader: TableReader, settings: Settings, source: str) -> Reading
 # -- Kafka
 
 
-def doubts_in_kafka(
+def check_sample(
     settings: Settings,
     partitions: int,
-    since: Callable[[InputId], Mapping[int, int]],
-    *,
-    with_keys: bool,
-) -> Iterator[Problem]:
-    """Yield problems about the last records of each source in Kafka.
+    since: Callable[[InputId], Mapping[int, int]] = lambda _: {},
+    unmet: Callable[[], list[Problem] | None] = list,
+) -> tuple[list[Problem], list[Problem]]:
+    """Return problems with how the sources are partitioned, and what else looks wrong but may be
+    meant, judged by the last records of some partitions in Kafka.
 
-    - `since`: the first offsets that count, as in `audit.partitioning.check_sample`.
-    - `with_keys`: also report where no key is in two sources.
+    - `since`: returns for an input, by partition, the first offset that the settings' rules apply
+      to. Where a partition is absent, they apply to every offset.
+    - `unmet`: returns what the lake says of keys that never meet; where that is None, the records
+      in Kafka say it.
 
     Raises what Kafka raises.
     """
+    places: list[Place] = []
+    doubts: list[Problem] = []
     appearances: dict[tuple[int, str, str], dict[str, Appearance]] = {}
     fields: dict[str, list[frozenset[str]]] = {}
-    for input_id in settings.inputs:
+    for input_id, name in settings.input_names.items():
         source = input_id.source
         rules = rules_of(settings, source)
         find = None if rules.schema is None else dropped_fields(rules.schema)
@@ -315,34 +281,40 @@ def doubts_in_kafka(
             read = read_records(batch, rules)
             read = read.filter(pc.is_valid(read["merge_key"]))
             fields.setdefault(source, []).extend(fields_in(read, find) if find else ())
-            names = ("partition", *TENANT.names, "merge_key")
-            columns = (read[column].to_pylist() for column in names)
-            for p, tenant, key, time in zip(
-                *columns, times_ms(read["event_time"]).tolist(), strict=True
-            ):
+            values = row_values(read, "partition", "offset", "tenant", "merge_key")
+            times = times_ms(read["event_time"]).tolist()
+            for (p, offset, tenant, key), time in zip(values, times, strict=True):
+                places.append(Place(key, name, input_id.topic, p, offset, tenant))
                 at = appearances.setdefault((p, tenant, key), {})
                 before = at.get(source, Appearance(source, p, tenant, key, time, time))
                 at[source] = before._replace(
                     first=min(before.first, time), last=max(before.last, time)
                 )
         if sample:
-            yield from _odd(settings, source, pa.Table.from_batches(sample), rules)
-    yield from dropped_problems({source: counted(found) for source, found in fields.items()})
-    every = [appearance for at in appearances.values() for appearance in at.values()]
+            doubts += _odd(settings, source, pa.Table.from_batches(sample), rules)
+    doubts += dropped_problems({source: counted(found) for source, found in fields.items()})
+    problems = check_places(settings, partitions, places)
+    # Keys in different partitions say enough of why they do not meet.
+    of_lake = [] if problems else unmet()
+    if of_lake is None:
+        doubts += _unmet_in_kafka(settings, [*appearances.values()])
+    return problems, [*(of_lake or []), *doubts]
+
+
+def _unmet_in_kafka(
+    settings: Settings, appearances: Sequence[Mapping[str, Appearance]]
+) -> Iterator[Problem]:
+    every = [appearance for at in appearances for appearance in at.values()]
     counts = Counter(appearance.source for appearance in every)
-    lonely_sources = lonely(appearances.values())
-    if with_keys and lonely_sources.counts and sum(n >= ENOUGH for n in counts.values()) > 1:
+    lonely_sources = lonely(appearances)
+    if lonely_sources.counts and sum(n >= ENOUGH for n in counts.values()) > 1:
         name = min(lonely_sources.counts, key=lonely_sources.counts.__getitem__)
-        count = lonely_sources.counts[name]
         what = (
-            f"none of the {count:,} keys in the last records of {name} is one in those of another "
-            "source"
+            f"none of the {lonely_sources.counts[name]:,} keys in the last records of {name} is "
+            "one in those of another source"
         )
-        compared = (
-            every
-            if lonely_sources.is_every_one and len(settings.sources) == 2
-            else _against(name, every)
-        )
+        is_pair = lonely_sources.is_every_one and len(settings.sources) == 2
+        compared = every if is_pair else _against(name, every)
         yield _problem(what, f"sources.{name}.key", compared, settings)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,32 +15,32 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from watersmeet.core.avro_schema import AvroSchema
-from watersmeet.core.plan import TopicPartition
-from watersmeet.core.sequence import MERGED, Place
+from watersmeet.core.columns import cuts
+from watersmeet.core.plan import Cursor, TopicPartition
+from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.core.sequence import Place
+from watersmeet.core.sequence import Sequence as Order
+from watersmeet.core.state import State
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
-from watersmeet.lake import tables
-from watersmeet.lake.epochs import Epoch, Epochs, read_epochs
-from watersmeet.lake.generations import Generation, Generations, read_generations
+from watersmeet.lake import pieces, tables
+from watersmeet.lake.bases import Floors, read_state
+from watersmeet.lake.epochs import Epoch, Epochs
+from watersmeet.lake.generations import Generation, Generations
+from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.recovered import MESSAGES, read_out, read_since
-from watersmeet.lake.retention_bounds import (
-    History,
-    RetentionBounds,
-    read_history,
-    read_retention_bounds,
-)
 from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import Condition, TableReader, Where, row_count
 from watersmeet.lake.table_reader import normalise as in_milliseconds
-from watersmeet.lake.unpublished import is_complete, reached
+from watersmeet.lake.unpublished import reached
 from watersmeet.settings import Settings
 
 PROGRESS_COLUMNS: Final = (
     *("partition", "source", "topic", "epoch", "generation", "batch", "from_offset"),
-    *("until_offset", "head", "clock", "position"),
+    *("until_offset", "head", "clock", "position", "committed_at"),
 )
 """Columns that are read of `progress`."""
 
@@ -49,8 +49,8 @@ SAMPLED_RECORDS = 100_000
 work.
 """
 
-KNOWN_BATCHES = 1000
-"""Number of last batches that are read of `progress` where not all are requested."""
+MODEL_BYTES: Final = 1_000
+"""Approximate size of a record in the merge model, without its value."""
 
 NULL = -1
 """Value that stands for a null in columns of times."""
@@ -69,23 +69,25 @@ class End(NamedTuple):
     heads: Mapping[TopicPartition, int]
     clocks: Mapping[int, int]
 
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]]) -> End:
+        """Return the end that rows of a batch say."""
+        clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
+        heads = {topic_partition(row): row["head"] for row in rows if row["head"] is not None}
+        return cls({topic_partition(row): row["until_offset"] for row in rows}, heads, clocks)
+
 
 @dataclass(frozen=True)
 class Evidence:
     """A generation up to its last batch, with everything that it is judged by.
 
-    - `progress`: its rows for the ends in `through`.
     - `through`: the epochs that the generation went through, each with its end.
-    - `recovered`: messages of a lost lake: partition, merge_key, event_time (ms), due, closed_at,
-      tenant.
-    - `since`: by partition, the position (ms) in their tenant before which the lost lake's records
-      are passed over.
-    - `out`: by topic-partition, the offsets that the generation passes over: parts of messages of
-      earlier generations, and redriven copies of records that it has.
     - `one_in`: one key in so many is sampled.
     - `epochs`: all epochs of the lake.
-    - `history`: where rows have been deleted, by partition the point from which on the generation
-      is judged; nothing before it is.
+    - `closed`: the newest generation for whose predecessor nothing is left to be done.
+    - `floors`: where rows begin, once `keep` has deleted some.
+    - `base`: where rows have been deleted, the saved state from which on the generation is judged,
+      and its number; nothing before it is.
     """
 
     reader: TableReader
@@ -94,16 +96,14 @@ class Evidence:
     generations: Generations
     generation: Generation
     last_batch: int
-    progress: pa.Table
     through: Sequence[tuple[Epoch, End]]
-    recovered: pa.Table
-    since: Mapping[int, int]
-    out: Mapping[TopicPartition, Ints]
     is_full: bool
     one_in: int
     epochs: Epochs
-    retention_bounds: RetentionBounds
-    history: Mapping[int, History]
+    closed: int
+    floors: Floors
+    base: State | None
+    base_number: int
 
     @property
     def end(self) -> End:
@@ -116,20 +116,46 @@ class Evidence:
         return self.generations.after(self.generation)
 
     @cached_property
+    def recovered(self) -> pa.Table:
+        """The messages of a lost lake: partition, merge_key, event_time (ms), due, closed_at,
+        tenant.
+        """
+        columns = ["partition", "merge_key", "event_time", *DUE.names, *TENANT.names]
+        where = [[("partition", "in", [])]] if self.generation.number else MESSAGES
+        return read_table(self.reader, self.settings, tables.SILVER, columns, where)
+
+    @cached_property
+    def since(self) -> Mapping[int, int]:
+        """By partition, the position (ms) in their tenant before which the lost lake's records are
+        passed over.
+        """
+        has_silver = self.reader.exists(tables.SILVER)
+        return read_since(self.reader, self.generation) if has_silver else {}
+
+    @cached_property
+    def out(self) -> Mapping[TopicPartition, Ints]:
+        """By topic-partition, the offsets that the generation passes over: parts of messages of
+        earlier generations, and redriven copies of records that it has.
+        """
+        needed = [tables.SILVER, *map(tables.bronze, self.settings.sources)]
+        has_all = all(map(self.reader.exists, needed))
+        return read_out(self.reader, self.generation) if has_all else {}
+
+    @cached_property
     def is_closing(self) -> bool:
         """True where the jump that ended this generation has consequences for it that are not
         complete yet.
 
         They are judged as if they were complete.
         """
-        return self.following is not None and not is_complete(self.reader, self.following)
+        return self.following is not None and self.following.number > self.closed
 
     @cached_property
     def reread_ranges(self) -> Mapping[TopicPartition, Sequence[tuple[int, int]]]:
         """Offset ranges `[since, until)` that jumps back led to once more, by topic-partition."""
         ranges = defaultdict[TopicPartition, list[tuple[int, int]]](list)
         furthest = dict[TopicPartition, int]()
-        for ended, jump in pairwise(self.generations):
+        for ended, jump in itertools.pairwise(self.generations):
             for tp, at in reached(self.reader, ended, jump.from_batch).items():
                 furthest[tp] = max(at, ended.begin.get(tp, 0), furthest.get(tp, 0))
                 ranges[tp].append((jump.begin.get(tp, 0), furthest[tp]))
@@ -139,7 +165,8 @@ class Evidence:
     def forgotten(self) -> Set[tuple[int, int]]:
         """Partition and timestamp (ms) of messages of merge records that `forget` has erased."""
         names = ["partition", "event_time"]
-        rows = read_table(self.reader, self.settings, tables.FORGOTTEN, names)
+        of_merged: Where = [[("source", "is null", None)]]
+        rows = read_table(self.reader, self.settings, tables.ERASED, names, of_merged)
         places = zip(*(rows[name].to_pylist() for name in names), strict=True)
         return {(p, timestamp_of(time)) for p, time in places}
 
@@ -158,18 +185,74 @@ class Evidence:
         return [("batch", ">=", self.generation.from_batch), ("batch", "<=", self.last_batch)]
 
     @property
-    def first_known(self) -> int:
-        """The first batch from which on all rows of `progress` are read."""
-        first = self.generation.from_batch
-        return first if self.is_full else max(first, self.last_batch - KNOWN_BATCHES + 1)
+    def own_batches(self) -> range:
+        """The batches of the generation."""
+        return range(self.generation.from_batch, self.last_batch + 1)
 
-    def history_of(self, partition: int) -> History:
-        """Return where a partition's history begins: before everything, if nothing was deleted."""
-        return self.history.get(partition) or History(-1, {}, {}, None)
+    @property
+    def history_batch(self) -> int:
+        """The batch with which history begins; -1 if it begins with the generation."""
+        return -1 if self.base is None else self.base.next_batch - 1
+
+    @property
+    def closed_before(self) -> list[Condition]:
+        """Conditions that select the merge records of the generation, and their corrections, that
+        were final when history begins.
+        """
+        return [
+            ("status", "in", ["timed_out", "correction"]),
+            ("batch", ">=", self.generation.from_batch),
+            ("batch", "<=", self.history_batch),
+            ("closed_at", "is not null", None),
+        ]
+
+    def cursor_of(self, tp: TopicPartition) -> Cursor:
+        """Return where the history of a topic-partition begins: at 0, if nothing was deleted."""
+        return Cursor() if self.base is None else self.base.cursors[tp]
 
     def is_own(self, batch: int) -> bool:
         """Return True where a batch of silver belongs to this generation."""
         return self.generation.from_batch <= batch <= self.last_batch
+
+    @cached_property
+    def piece_records(self) -> int:
+        """Number of records that are looked at together."""
+        names = [
+            name for name in map(tables.bronze, self.settings.sources) if self.reader.exists(name)
+        ]
+        sums = {"rows": ("count", "*"), "bytes": ("sum", RECORD_BYTES.name)}
+        [*found] = (self.reader.summary(name, [], sums).to_pylist()[0] for name in names)
+        rows = sum(each["rows"] for each in found)
+        size = sum(each["bytes"] or 0 for each in found)
+        return int(max(1, pieces.PIECE_BYTES // (MODEL_BYTES + size // max(1, rows))))
+
+    def groups(self) -> Iterator[range]:
+        """Yield the partitions that are looked at together: one, or several with few records."""
+        counts = np.zeros(self.partitions, np.int64)
+        for tp, until in self.end.until.items():
+            if tp.partition < self.partitions:
+                counts[tp.partition] += until - self.generation.begin.get(tp, 0)
+        return itertools.starmap(range, cuts(counts, self.piece_records))
+
+    def pieces(self, partitions: range) -> Iterator[range]:
+        """Yield the batches that are looked at together in some partitions.
+
+        Each epoch, and history, begins with a piece of its own.
+        """
+        where: Where = [[*here(partitions), *self.batches]]
+        sums = {"since": ("sum", "from_offset"), "until": ("sum", "until_offset")}
+        counts = np.zeros(max(0, self.last_batch + 1 - self.generation.from_batch), np.int64)
+        if self.reader.exists(tables.SILVER):
+            rows = self.reader.summary(tables.PROGRESS, ["batch"], sums, where)
+            at = numbers(rows["batch"]) - self.generation.from_batch
+            counts[at] = numbers(rows["until"]) - numbers(rows["since"])
+        begins = {epoch.from_batch for epoch in self.epochs}
+        begins.add(self.history_batch + 1)
+        first = self.generation.from_batch
+        bounds = sorted({first, *(b for b in begins if first < b <= self.last_batch)})
+        for since, until in itertools.pairwise([*bounds, self.last_batch + 1]):
+            for begin, end in cuts(counts[since - first : until - first], self.piece_records):
+                yield range(since + begin, since + end)
 
     def epoch_of(self, tp: TopicPartition, offset: int) -> Epoch:
         """Return the epoch by whose rules a record was merged, or would be merged."""
@@ -187,17 +270,21 @@ class Evidence:
             key is not None and zlib.crc32(key.encode(), max(0, self.last_batch)) % self.one_in == 0
         )
 
-    def is_unpublished(self, partition: int, place: Place) -> bool:
-        """Return True where a finished record with this place in the order of publication is in no
-        message.
+    def is_unpublished(self, sequence: Order, partition: int, place: Place) -> bool:
+        """Return True where a row with this place in the order of a sequence is in no message.
 
         It then sorts at or before the tail behind which the generation began, or after the tail at
         which the generation ended.
         """
-        tail = self.generation.tails_of(MERGED).get(partition)
-        last = None if self.following is None else self.following.tails_of(MERGED).get(partition)
+        tail = self.generation.unsent_until(sequence).get(partition)
+        last = None if self.following is None else self.following.tails_of(sequence).get(partition)
         is_behind = tail is not None and place <= tail.place
         return is_behind or (self.following is not None and (last is None or place > last.place))
+
+
+def here(partitions: range) -> list[Condition]:
+    """Return the condition for rows of some partitions."""
+    return [("partition", ">=", partitions.start), ("partition", "<", partitions.stop)]
 
 
 def timestamp_of(event_time: int) -> int:
@@ -226,14 +313,14 @@ def read_evidence(
     Unless `full`, only a sample of keys and batches is looked at. Raises ConfigurationError where
     there is no such generation.
     """
-    epochs = read_epochs(reader, settings)
-    generations = read_generations(reader, settings)
+    decided = read_history(reader, settings)
+    epochs, generations = decided.epochs, decided.generations
     if not generations:
         every = [TopicPartition(i, p) for i in settings.inputs for p in range(partitions)]
         generations = Generations([Generation(0, 0, dict.fromkeys(every, 0), {})])
     selected = find_generation(generations, generation)
     first = selected.from_batch
-    batch = _last_batch(reader, generations, selected)
+    batch = read_last_batch(reader, generations, selected)
     ends = sorted({end for end in [*(end for _, end in epochs.ends()), batch] if first <= end})
     where: Where = [[("batch", "in", [end for end in ends if end <= batch])]]
     progress = read_table(reader, settings, tables.PROGRESS, PROGRESS_COLUMNS, where)
@@ -241,18 +328,27 @@ def read_evidence(
     for row in progress.to_pylist():
         noted[row["batch"]].append(row)
     ended_epochs = [
-        (epoch, _end_of(noted.get(end, []))) for epoch, end in epochs.ends() if first <= end < batch
+        (epoch, End.of(noted.get(end, []))) for epoch, end in epochs.ends() if first <= end < batch
     ]
-    end = _end_of(noted.get(batch, []))
+    end = End.of(noted.get(batch, []))
     until = {**selected.begin, **end.until}
     last_epoch = epochs.of(max(batch, first))
     through = [*ended_epochs, (last_epoch, end._replace(until=until))]
     bronze = [name for name in map(tables.bronze, settings.sources) if reader.exists(name)]
     counts = [row_count(reader, name) for name in bronze]
     one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
-    bounds = read_retention_bounds(reader)
-    has_silver = reader.exists(tables.SILVER)
-    has_bronze = len(bronze) == len(settings.sources)
+    first_base = decided.first_base
+    if first_base is not None and first_base.generation > selected.number:
+        raise ConfigurationError(
+            f"`keep` has deleted rows without which generation {selected.number} cannot be judged",
+            where="--generation",
+            fix=f"generation {first_base.generation} is the first that can",
+        )
+    base = None
+    if first_base is not None and first_base.generation == selected.number:
+        base = read_state(reader, epochs, first_base)
+    if base is not None:
+        through = [(epoch, end) for epoch, end in through if epoch.number >= base.epoch]
     return Evidence(
         reader,
         settings,
@@ -260,16 +356,14 @@ def read_evidence(
         generations,
         selected,
         batch,
-        progress,
         through,
-        recovered=_read_messages(reader, settings, selected),
-        since=read_since(reader, selected) if has_silver else {},
-        out=read_out(reader, selected) if has_silver and has_bronze else {},
         is_full=full,
         one_in=one_in,
         epochs=epochs,
-        retention_bounds=bounds,
-        history=read_history(reader, settings, partitions, selected, batch, bounds),
+        closed=decided.closed,
+        floors=decided.floors,
+        base_number=decided.floors.base,
+        base=base,
     )
 
 
@@ -303,29 +397,19 @@ def read_table(
     return in_milliseconds(schema.empty_table().select(list(columns)))
 
 
-def _read_messages(reader: TableReader, settings: Settings, generation: Generation) -> pa.Table:
-    """Return the messages of a lost lake that a generation knows."""
-    columns = ["partition", "merge_key", "event_time", *DUE.names, *TENANT.names]
-    where = MESSAGES if generation.number == 0 else [[("partition", "in", [])]]
-    return read_table(reader, settings, tables.SILVER, columns, where)
+def read_progress(evidence: Evidence, partitions: range, batches: range) -> pa.Table:
+    """Return the rows of `progress` of some batches in some partitions, in order of batch."""
+    own: list[Condition] = [("batch", ">=", batches.start), ("batch", "<", batches.stop)]
+    where = [[*here(partitions), *own]]
+    names = PROGRESS_COLUMNS
+    rows = read_table(evidence.reader, evidence.settings, tables.PROGRESS, names, where)
+    return rows.sort_by("batch")
 
 
-def _end_of(rows: Sequence[Mapping[str, Any]]) -> End:
-    clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
-    heads = _by_topic_partition([row for row in rows if row["head"] is not None], "head")
-    return End(_by_topic_partition(rows, "until_offset"), heads, clocks)
-
-
-def _last_batch(reader: TableReader, generations: Generations, generation: Generation) -> int:
+def read_last_batch(reader: TableReader, generations: Generations, generation: Generation) -> int:
     """Return a generation's last batch: the one before its first where it has none."""
     following = generations.after(generation)
     if following is not None:
         return following.from_batch - 1
     last = last_batch(reader) if reader.exists(tables.SILVER) else None
     return max(generation.from_batch - 1, -1 if last is None else last.batch)
-
-
-def _by_topic_partition(
-    rows: Sequence[Mapping[str, Any]], column: str
-) -> dict[TopicPartition, int]:
-    return {topic_partition(row): row[column] for row in rows}

@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from watersmeet.audit.partitioning import Place, check_places
+from watersmeet.core.columns import row_values
 from watersmeet.core.dropped_fields import COLUMNS, DroppedFields
 from watersmeet.core.inputs import InputId
 from watersmeet.core.types import TENANT
@@ -50,9 +51,7 @@ def dropped_problems(dropped: Mapping[str, DroppedFields]) -> Iterator[Problem]:
 
 
 def _places(settings: Settings, rows_by_input: Mapping[InputId, pa.Table]) -> Iterator[Place]:
+    names = settings.input_names
     for input_id, rows in rows_by_input.items():
-        columns = zip(*(rows[column].to_pylist() for column in _PLACES), strict=True)
-        for key, p, offset, tenant in columns:
-            yield Place(
-                key, settings.input_names[input_id], input_id.topic, p, offset, tenant or ""
-            )
+        for key, p, offset, tenant in row_values(rows, *_PLACES):
+            yield Place(key, names[input_id], input_id.topic, p, offset, tenant or "")

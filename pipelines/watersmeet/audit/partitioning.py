@@ -9,7 +9,7 @@ no broken promise, and only noted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,15 +18,12 @@ import pyarrow as pa
 
 from watersmeet.audit.problems import Findings
 from watersmeet.core.columns import Int64s
-from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.reading import read_records
 from watersmeet.core.repartition import murmur2
-from watersmeet.core.types import NO_TENANT, TENANT
+from watersmeet.core.types import NO_TENANT
 from watersmeet.errors import Problem
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
-from watersmeet.kafka.registry import rules_of
 from watersmeet.settings import Settings
 
 SAMPLED = 200
@@ -130,20 +127,6 @@ class KeyPartitions:
         )
 
 
-def check_sample(
-    settings: Settings,
-    partitions: int,
-    since: Callable[[InputId], Mapping[int, int]] = lambda _: {},
-) -> list[Problem]:
-    """Return problems with how the sources are partitioned, judged by the last records of some
-    partitions.
-
-    `since`: returns for an input, by partition, the first offset that the settings' rules apply to.
-    Where a partition is absent, they apply to every offset. Raises what Kafka raises.
-    """
-    return check_places(settings, partitions, _sampled(settings, partitions, since))
-
-
 def check_places(settings: Settings, partitions: int, places: Iterable[Place]) -> list[Problem]:
     """Return problems with how the sources are partitioned, judged by where some records are."""
     findings = Findings("kafka")
@@ -183,24 +166,9 @@ def read_sample(
     """Yield the last records of some partitions of a topic; the partitions are the same for each
     topic.
 
-    `since`: as `check_sample` gets it for the input.
+    `since`: by partition, the first offset that counts.
     """
     sampled = range(0, partitions, -(-partitions // PARTITIONS))
     for p, (first, end) in Cluster(settings.kafka).bounds_of(topic, sampled).items():
         begin = max(first, end - SAMPLED, min(since.get(p, 0), end))
         yield from read_range(settings.kafka, Range(topic, p, begin, end))
-
-
-def _sampled(
-    settings: Settings, partitions: int, since: Callable[[InputId], Mapping[int, int]]
-) -> Iterator[Place]:
-    """Yield the records with a key in a sample of each input."""
-    names = ["merge_key", "partition", "offset", *TENANT.names]
-    for input_id, name in settings.input_names.items():
-        rules = rules_of(settings, input_id.source)
-        for batch in read_sample(settings, partitions, input_id.topic, since(input_id)):
-            read = read_records(batch, rules)
-            columns = (read[column].to_pylist() for column in names)
-            for key, p, offset, tenant in zip(*columns, strict=True):
-                if key is not None:
-                    yield Place(key, name, input_id.topic, p, offset, tenant)

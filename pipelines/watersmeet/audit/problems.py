@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from watersmeet.errors import ConfigurationError, Problem, WatersmeetError
 
@@ -12,8 +11,6 @@ SHOWN = 10
 """Maximum number of problems of a check that are shown: enough to see what they have in common."""
 
 REBUILD = "derive silver again from bronze: `watersmeet rebuild --into DIR`"
-
-_Row = TypeVar("_Row", bound=tuple[Any, ...])
 
 
 def as_problem(error: WatersmeetError, where: str) -> Problem:
@@ -62,20 +59,12 @@ class Findings:
             )
 
 
-def different(
-    one: Iterable[_Row], other: Iterable[_Row], key: Callable[[_Row], Any]
-) -> list[tuple[Any, list[_Row], list[_Row]]]:
-    """Return the rows that only one of two collections has, by key in order.
+class Report(dict[str, Findings]):
+    """What was found, by the name of the check."""
 
-    Each item has a key, the rows that only `one` has, and the rows that only `other` has. A row
-    comes as often as the other collection lacks it.
-    """
-    counts = Counter(one), Counter(other)
-    differing: dict[Any, tuple[list[_Row], list[_Row]]] = defaultdict(lambda: ([], []))
-    for side in (0, 1):
-        for row in (counts[side] - counts[1 - side]).elements():
-            differing[key(row)][side].append(row)
-    return [(name, *differing[name]) for name in sorted(differing)]
+    def __missing__(self, check: str) -> Findings:
+        self[check] = Findings(check)
+        return self[check]
 
 
 def answer(findings: Iterable[Findings], notes: Iterable[str] = ()) -> dict[str, Any]:

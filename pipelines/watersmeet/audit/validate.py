@@ -14,12 +14,11 @@ from typing import Any
 import pyarrow as pa
 
 from watersmeet.audit.doubts import (
+    check_sample,
     doubtful_topics,
-    doubts_in_kafka,
     local_times_twice,
     unmet_in_lake,
 )
-from watersmeet.audit.partitioning import check_sample
 from watersmeet.audit.problems import as_problem, as_problems
 from watersmeet.core.inputs import InputId
 from watersmeet.core.types import ddl, widened
@@ -29,7 +28,6 @@ from watersmeet.kafka.cluster import (
     Cluster,
     co_partitioned,
     copy_settings,
-    dead_letter_settings,
     sink_settings,
     topics_of,
     unpartitioned,
@@ -40,7 +38,7 @@ from watersmeet.kafka.registry import Registry
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import check_rules, may_begin_anew, read_epochs
 from watersmeet.lake.features import check_features, touched
-from watersmeet.lake.identity import check_layout, differences, identity
+from watersmeet.lake.identity import check_layout, differences, identity, kept_facts
 from watersmeet.lake.location import Lake
 from watersmeet.lake.restored import (
     check_not_behind,
@@ -98,7 +96,7 @@ def check_kafka(settings: Settings) -> list[Problem]:
                 required = (
                     sink_settings(settings)
                     if is_sequence
-                    else dead_letter_settings(cluster, settings)
+                    else copy_settings(cluster, settings.topics)
                 )
                 problems += _unfit_settings(
                     f"publish.{name}", topic, required, cluster.topic_settings(topic)
@@ -142,17 +140,11 @@ def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], 
         reading = NextOffsets(reader, settings, partitions)
 
         def since(input_id: InputId) -> Mapping[int, int]:
-            """Return, by partition, the first offset from which on the current rules alone judge
-            records.
-            """
             return reading.of(input_id) if has_changed else {}
 
-        problems = check_sample(settings, partitions, since)
-        # Keys in different partitions say enough of why they do not meet.
-        unmet = [] if problems else unmet_in_lake(reader, settings)
-        kafka_problems = doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)
-        doubts = [*(unmet or []), *kafka_problems, *local_times_twice(settings)]
-        return problems, doubts
+        unmet = partial(unmet_in_lake, reader, settings)
+        problems, doubts = check_sample(settings, partitions, since, unmet)
+        return problems, [*doubts, *local_times_twice(settings)]
     except WatersmeetError as error:
         return [as_problem(error, "kafka")], []
 
@@ -246,7 +238,8 @@ def check_lake(
         topics = topics_of(settings)
         partitions = co_partitioned(settings, cluster.partition_counts(topics))
         facts = identity(settings, partitions, cluster.topic_ids(topics))
-        for field in moved_topics(reader, settings, partitions, facts):
+        kept = kept_facts(reader)
+        for field in moved_topics(reader, settings, partitions, kept, facts):
             del facts[field]
         problems = differences(reader, facts)
         if not may_begin_anew(reader, epochs := read_epochs(reader, settings), settings):
@@ -274,7 +267,7 @@ def _check_tables(lake: Lake, reader: TableReader, settings: Settings) -> list[P
         partial(check_features, reader, lake),
         partial(check_not_restored, reader, lake),
         partial(check_not_deleted, reader, settings),
-        partial(check_not_behind, reader),
+        partial(check_not_behind, reader, settings),
     ):
         try:
             check()
@@ -313,7 +306,6 @@ def check_tables(lake: Lake, reader: TableReader) -> list[Problem]:
 
 
 def _becomes(before: pa.DataType, needed: pa.DataType) -> bool:
-    """Return True where adding fields turns a column into what is wanted."""
     try:
         return ddl(widened(before, needed)) == ddl(needed)
     except ValueError:

@@ -23,8 +23,8 @@ The checks are numbered as in the contract:
    corrections those;
 7. topics of *dead letters* have each late or refused record once, as it came, in order of offset.
 
-Where rows have been deleted (`keep`), what came before a partition's history begins is not judged
-(`lake.retention_bounds`). The merge records that were open then are taken from silver.
+Where rows have been deleted (`keep`), what came before the saved state with which history begins is
+not judged.
 
 A running lake disturbs nothing. The ends of Kafka's topics are taken first, then versions of all
 tables that belong together (`lake.snapshot`), and only what these have merged is judged. Only
@@ -32,61 +32,80 @@ tables that belong together (`lake.snapshot`), and only what these have merged i
 state: what it has begun to erase is not judged, and while it is at work, everything is looked at
 again, `LOOKS` times at most.
 
-For each partition the order is: read its rows of all tables (`verify_evidence`), derive from bronze
-by the merge model what they should be (`verify_model`), compare tables and topics with that
-(`verify_tables`, `verify_corrections`, `verify_sequence`, `verify_dead_letters`), and report.
-
-A group of partitions is in memory at a time. Of `progress` the last `KNOWN_BATCHES` are read, with
-`--full` all.
+What needs no model (2, 3, and which batch a row is of) is asked of the tables (`verify_rows`). All
+else is read in pieces: the batches of some partitions that fit into memory. With each piece, bronze
+is read on (`verify_bronze`), the merge model goes on (`verify_model`), its rows are compared with
+those of silver (`verify_silver`), and these with their messages (`verify_topics`). Only dead
+letters are read by themselves (`verify_dead_letters`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from watersmeet.audit.evidence import Evidence, read_evidence
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.audit.evidence import (
+    Evidence,
+    here,
+    read_evidence,
+    read_last_batch,
+    read_progress,
+    read_table,
+)
 from watersmeet.audit.partitioning import KeyPartitions
-from watersmeet.audit.problems import Findings, answer
-from watersmeet.audit.verify_corrections import check_corrections
+from watersmeet.audit.problems import Findings, Report, answer
+from watersmeet.audit.verify_bronze import (
+    NO_BOUNDS,
+    Bounds,
+    Log,
+    by_partition,
+    check_keys,
+    check_numbers,
+    check_offsets,
+    check_places,
+    extend_beyond,
+    read_logs,
+)
 from watersmeet.audit.verify_dead_letters import (
     DeadLetterTopic,
     check_dead_letters,
     read_dead_letter_topics,
 )
-from watersmeet.audit.verify_evidence import Partition, read_partitions
-from watersmeet.audit.verify_model import expected
-from watersmeet.audit.verify_sequence import (
+from watersmeet.audit.verify_rows import RowChecks
+from watersmeet.audit.verify_silver import (
+    JUDGED,
+    PartitionCheck,
+    compared_columns,
+    read_beginning,
+)
+from watersmeet.audit.verify_topics import (
     CORRECTIONS,
     SINK,
+    MessageCheck,
     TopicEnds,
-    check_sequence,
     read_ends,
 )
-from watersmeet.audit.verify_tables import (
-    Bounds,
-    check_batches,
-    check_clock,
-    check_key_partitions,
-    check_model,
-    check_offsets,
-    check_outcomes,
-    check_places,
-    check_rows,
-    without_erased,
-)
 from watersmeet.audit.verify_validity import Validator
-from watersmeet.errors import WatersmeetError
+from watersmeet.core.plan import TopicPartition
+from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
 from watersmeet.lake import tables
+from watersmeet.lake.bases import check_bases
 from watersmeet.lake.epochs import read_epochs
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import History, read_history
+from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.lease import SILENCE_S, change_under_way, is_dead
 from watersmeet.lake.location import Lake
 from watersmeet.lake.restored import deleted_tables
 from watersmeet.lake.snapshot import Snapshot
-from watersmeet.lake.table_reader import TableReader, VersionGoneError
+from watersmeet.lake.table_reader import Condition, TableReader, VersionGoneError
+from watersmeet.lake.torn import moved_aside
 from watersmeet.settings import Settings
 
 LOOKS: Final = 10
@@ -101,6 +120,8 @@ MOVING: Final = (
     "the lake was changed during each look at it, so that problems may be of a state in between; "
     "verify again once `forget`, `evolve` or `keep` has ended"
 )
+
+UNJUDGED: Final = "nothing else was judged: without its saved states a lake cannot be derived again"
 
 
 def verify(
@@ -171,7 +192,6 @@ class _Topics(NamedTuple):
 
 
 def _read_topics(reader: TableReader, settings: Settings, timeout_s: float) -> tuple[_Topics, int]:
-    """Return the topics as they are now, and the number of their partitions."""
     cluster = Cluster(settings.kafka, timeout_s)
     counts = cluster.partition_counts(topics_of(settings))
     partitions = co_partitioned(settings, counts)
@@ -194,28 +214,56 @@ def _check_once(
     *,
     is_full: bool,
 ) -> tuple[dict[str, Any], Snapshot]:
-    """Return the answer for one moment, and that moment."""
     settings = read_epochs(reader, settings).current.settings
     topics, partitions = _read_topics(reader, settings, timeout_s)
     snapshot = Snapshot(reader, settings)
-    every = [entry.number for entry in read_generations(snapshot, settings)]
+    history = read_history(snapshot, settings)
+    every = [entry.number for entry in history.generations]
     is_every = is_full and generation is None and bool(every)
     requested: Sequence[int | None] = every if is_every else [generation]
-    findings = [_missing_tables(snapshot, settings)]
+    missing, lost = _missing_tables(snapshot, settings), lost_bases(snapshot, history)
+    if lost.problems:
+        return answer([missing, lost], [UNJUDGED]), snapshot
+    findings = [missing]
     notes = list[str]()
+    first_base = history.first_base
+    if is_every and first_base is not None and first_base.generation > every[0]:
+        requested = [number for number in every if number >= first_base.generation]
+        notes.append(
+            f"generations before {first_base.generation} are not judged: `keep` has deleted rows "
+            "of them"
+        )
     if not any(map(snapshot.exists, tables.layout(settings))):
         notes.append(f"there is no lake at {Lake(settings).location}")
+    if aside := moved_aside(Lake(settings)):
+        notes.append(
+            "a power cut had left what nothing relied on, which was made again; a start has moved "
+            f"it aside, and it may be deleted: {', '.join(aside)}"
+        )
     for number in requested:
         evidence = read_evidence(snapshot, settings, partitions, number, full=is_full)
-        own_findings, own_notes = _check_generation(
-            evidence, topics if evidence.following is None else topics.sources_alone
+        report = Report()
+        is_newest = evidence.following is None
+        own_notes = _check_generation(
+            evidence, topics if is_newest else topics.sources_alone, report
         )
+        own_findings = list(report.values())
         if len(evidence.generations) > 1:
             label = f"generation {evidence.generation.number}"
             own_findings = [check.of(label) for check in own_findings]
         findings += own_findings
         notes += [note for note in own_notes if note not in notes]
     return answer(findings, notes), snapshot
+
+
+def lost_bases(reader: TableReader, history: History) -> Findings:
+    """Find a saved state whose rows are gone, without which the lake cannot be derived again."""
+    findings = Findings("tables")
+    try:
+        check_bases(reader, history.bases)
+    except ConfigurationError as error:
+        findings.add(error.problem.what, tables.BASES, error.problem.fix)
+    return findings
 
 
 def _missing_tables(snapshot: Snapshot, settings: Settings) -> Findings:
@@ -230,30 +278,18 @@ def _missing_tables(snapshot: Snapshot, settings: Settings) -> Findings:
     return findings
 
 
-def _check_generation(evidence: Evidence, topics: _Topics) -> tuple[list[Findings], list[str]]:
-    """Return what is found in a generation, and what a reader should know.
-
-    With the newest one, that includes what belongs to the whole lake.
+def _check_generation(evidence: Evidence, topics: _Topics, report: Report) -> list[str]:
+    """Check a generation, with the newest one also what belongs to the whole lake, and return what
+    a reader should know.
     """
     settings = evidence.settings
-    validator = Validator(evidence.epochs)
-    key_partitions = KeyPartitions()
-    names = ["places", "keys", "bronze", "forgotten keys", "outcomes", "rows of silver", "batches"]
-    names += ["the merge model", "corrections"]
-    names += [ends.kind.topic for ends in topics.sequences]
-    names += [f"dead letters of {topic.table}" for topic in topics.dead_letters]
-    findings = {name: Findings(name) for name in names}
     if evidence.following is None:
-        check_places(evidence, findings["places"])
-    check_batches(evidence, findings["batches"])
-    for partition in read_partitions(evidence, validator.evaluated):
-        check_offsets(partition, topics.bounds, findings["bronze"])
-        check_key_partitions(partition, key_partitions, findings["keys"])
-        check_partition(partition, validator, findings)
-        for ends in topics.sequences:
-            check_sequence(partition, ends, findings[ends.kind.topic])
-        for topic in topics.dead_letters:
-            check_dead_letters(partition, topic, findings[f"dead letters of {topic.table}"])
+        check_places(evidence, report["places"])
+    key_partitions = KeyPartitions()
+    check_tables(evidence, report, topics.sequences, topics.bounds, key_partitions)
+    for topic in topics.dead_letters:
+        for p in range(evidence.partitions):
+            check_dead_letters(evidence, p, topic, report[f"dead letters of {topic.table}"])
     notes = list[str]()
     if not settings.repartitioned and (split_keys := key_partitions.note()) is not None:
         notes.append(split_keys)
@@ -263,21 +299,147 @@ def _check_generation(evidence: Evidence, topics: _Topics) -> tuple[list[Finding
             f"a jump has ended generation {number}, and its records that are not out are not "
             "closed yet; the next start closes them, and they are judged as if it had"
         )
-    return list(findings.values()), notes
+    return notes
 
 
-def check_partition(
-    partition: Partition, validator: Validator, findings: Mapping[str, Findings]
+def check_tables(
+    evidence: Evidence,
+    report: Report,
+    sequences: Sequence[TopicEnds] = (),
+    bounds: Bounds = NO_BOUNDS,
+    key_partitions: KeyPartitions | None = None,
 ) -> None:
-    """Derive what the tables should have of a partition, and compare: checks 2 to 5, which need no
-    Kafka.
+    """Check a generation's rows of all tables, and the messages that they have in some topics.
+
+    - `bounds`: the offsets that Kafka has; without, nothing that bronze lacks is missed.
+    - `key_partitions`: takes note of sampled keys.
     """
-    partition, erasing = without_erased(partition.validated, findings["forgotten keys"])
-    model = expected(partition)
-    check_outcomes(partition, erasing, findings["outcomes"])
-    check_rows(partition, model.clocks, validator, findings["rows of silver"])
-    check_clock(partition, findings["batches"])
-    check_model(partition, model.outcomes, erasing.keys, findings["the merge model"])
-    check_corrections(
-        partition, model.corrections, erasing.keys, validator, findings["corrections"]
-    )
+    check_numbers(evidence, report["batches"])
+    rows = RowChecks(evidence, report)
+    rows.check()
+    is_closed = evidence.generation.number <= evidence.closed
+    if sequences and is_closed and len(evidence.generations) > 1:
+        rows.check_messages()
+    more = (sequences, bounds, key_partitions, Validator(evidence.epochs), rows.erasing)
+    for partitions in evidence.groups():
+        _Group(evidence, report, partitions, *more).run()
+
+
+@dataclass
+class _Group:
+    """Check of some partitions at a time; most fields are arguments of `check_tables`."""
+
+    evidence: Evidence
+    report: Report
+    partitions: range
+    sequences: Sequence[TopicEnds]
+    bounds: Bounds
+    key_partitions: KeyPartitions | None
+    validator: Validator
+    erasing: Set[tuple[int, str, str]]
+    logs: dict[TopicPartition, Log] = field(init=False)
+    checks: dict[int, PartitionCheck] = field(default_factory=dict)
+    messages: dict[int, MessageCheck] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Check all batches in the partitions, and then what they have left unfinished."""
+        evidence = self.evidence
+        self._begin()
+        if self.sequences and evidence.following is None:
+            for generation in evidence.generations[:-1]:
+                self._check_earlier(generation)
+        for batches in evidence.pieces(self.partitions):
+            self._check_batches(batches)
+        for log in self.logs.values():
+            log.is_over = True
+        self._read_bronze({tp: log.end for tp, log in self.logs.items()})
+        for p, own in self._by_partition(_unfinished(evidence, self.partitions)):
+            self.checks[p].finish(own)
+            self.messages[p].check_unfinished(own)
+            self.messages[p].finish()
+
+    def _by_partition(self, rows: pa.Table) -> Iterable[tuple[int, pa.Table]]:
+        return by_partition(rows, self.partitions).items()
+
+    def _begin(self) -> None:
+        evidence, report = self.evidence, self.report
+        self.logs = read_logs(evidence, self.partitions)
+        late: list[Condition] = [("status", "=", "late"), ("u", "is not null", None)]
+        late.append(("batch", ">", evidence.history_batch))
+        for p, rows in self._by_partition(_read(evidence, self.partitions, late)):
+            begin = read_beginning(evidence, p, rows)
+            logs = {tp.input: log for tp, log in self.logs.items() if tp.partition == p}
+            self.checks[p] = PartitionCheck(evidence, p, logs, begin, self.erasing, report)
+            keys = begin.corrected_keys
+            sequences = self.sequences
+            self.messages[p] = MessageCheck(evidence, p, self.validator, sequences, keys, report)
+
+    def _check_batches(self, batches: range) -> None:
+        evidence = self.evidence
+        progress = read_progress(evidence, self.partitions, batches)
+        until = {topic_partition(row): row["until_offset"] for row in progress.to_pylist()}
+        self._read_bronze({tp: until.get(tp, 0) for tp in self.logs})
+        of_progress = by_partition(progress, self.partitions)
+        is_judged = batches.start > evidence.history_batch
+        for p, own in self._by_partition(_finished(evidence, self.partitions, batches)):
+            self.checks[p].check_batches(batches, of_progress[p], own)
+            clock = _clock(of_progress[p], batches)
+            self.messages[p].check(own, clock, evidence.generation, is_judged=is_judged)
+
+    def _check_earlier(self, generation: Generation) -> None:
+        """Compare the messages of a generation before the newest."""
+        evidence = self.evidence
+        last = read_last_batch(evidence.reader, evidence.generations, generation)
+        earlier = replace(evidence, generation=generation, last_batch=last)
+        for batches in earlier.pieces(self.partitions):
+            progress = read_progress(evidence, self.partitions, batches)
+            of_progress = by_partition(progress, self.partitions)
+            rows = _finished(earlier, self.partitions, batches)
+            rows = rows.filter(pc.or_kleene(rows["valid"], rows["has_message"]).fill_null(False))
+            for p, own in self._by_partition(rows):
+                clock = _clock(of_progress[p], batches)
+                self.messages[p].check(own, clock, generation, is_judged=False)
+
+    def _read_bronze(self, until: Mapping[TopicPartition, int]) -> None:
+        """Read bronze on up to these offsets, and check that it has each offset."""
+        for tp, begin, records in extend_beyond(self.evidence, self.logs, until):
+            self.checks[tp.partition].take(tp.input, records)
+            log, bronze = self.logs[tp], self.report["bronze"]
+            check_offsets(self.evidence, log, begin, records, self.bounds, bronze)
+            if self.key_partitions is not None:
+                self.key_partitions.add(tp, records.keys)
+                check_keys(self.evidence, tp, records.keys, self.report["keys"])
+
+
+def _clock(progress: pa.Table, batches: range) -> int | None:
+    last = progress.filter(pc.equal(progress["batch"], batches[-1]))
+    clock: int | None = pc.max(last["clock"]).as_py()
+    return clock
+
+
+_CLOSED: Final[Sequence[Condition]] = [
+    ("status", "=", "timed_out"),
+    ("invalid_reason", "=", "reset"),
+    ("closed_at", "is null", None),
+]
+"""The condition for rows that a jump has closed while they could still change."""
+
+
+def _finished(evidence: Evidence, partitions: range, batches: range) -> pa.Table:
+    between = [("batch", ">=", batches.start), ("batch", "<", batches.stop)]
+    rows = _read(evidence, partitions, [("status", "in", tables.FINISHED), *between])
+    is_closed = pc.and_(pc.equal(rows["invalid_reason"], "reset"), rows["closed_at"].is_null())
+    return rows.filter(pc.invert(is_closed.fill_null(False)))
+
+
+def _unfinished(evidence: Evidence, partitions: range) -> pa.Table:
+    """Return rows that may still change, and those that a jump has closed before that."""
+    own = evidence.batches
+    is_open: Condition = ("status", "in", tables.UNFINISHED)
+    return _read(evidence, partitions, [is_open, *own], [*_CLOSED, *own])
+
+
+def _read(evidence: Evidence, partitions: range, *terms: Sequence[Condition]) -> pa.Table:
+    columns = ["batch", *compared_columns(evidence), *JUDGED]
+    where = [[*here(partitions), *term] for term in terms]
+    return read_table(evidence.reader, evidence.settings, tables.SILVER, columns, where)

@@ -1,21 +1,19 @@
-"""Check 7: a topic of dead letters has the records of `late`, or of `quarantine`.
-
-It has each of them once, as it came, in order of offset.
+"""Check 7: a topic of dead letters has each record of `late`, or of `quarantine`, once and as it
+came, in order of offset.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from watersmeet.audit.evidence import MAX_TIME, Evidence, Ints
+from watersmeet.audit.comparison import Row, compare
+from watersmeet.audit.evidence import MAX_TIME, Evidence, Ints, numbers, read_table
 from watersmeet.audit.problems import Findings
-from watersmeet.audit.verify_evidence import Partition
 from watersmeet.core.dead_letters import (
     LATE,
     NEXT_OFFSETS,
@@ -33,9 +31,9 @@ from watersmeet.core.sequence import LIFE
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
-from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.published import last_letters
-from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.table_reader import Condition, TableReader
 from watersmeet.settings import Settings
 
 READ = 5_000
@@ -45,7 +43,7 @@ It is less where they have more than about `kafka.reading.BATCH_BYTES`.
 """
 
 _COORDINATES = (REASON, TOPIC, PARTITION, OFFSET)
-_NOTHING = np.array([], np.int64)
+_CONTENT: Final = ("where", "key", "value", "headers", "reason", "bytes")
 
 
 class DeadLetterTopic(NamedTuple):
@@ -68,16 +66,15 @@ class DeadLetterTopic(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter.
+    """A dead letter: its place for a sentence, the record that it was, and what it has of that.
 
-    `where`: its place, for a sentence. `input` and `offset`: those of the record that it was.
-    `content`: what it has of that record.
+    `content`: values of `_CONTENT`; None for what it need not have.
     """
 
     where: str
     input: InputId
     offset: int
-    content: Mapping[str, Any]
+    content: Row
 
 
 def read_dead_letter_topics(
@@ -97,7 +94,9 @@ def read_dead_letter_topics(
     return topics
 
 
-def check_dead_letters(partition: Partition, topic: DeadLetterTopic, findings: Findings) -> None:
+def check_dead_letters(
+    evidence: Evidence, number: int, topic: DeadLetterTopic, findings: Findings
+) -> None:
     """Check one partition of a topic of dead letters.
 
     It has each source's records in order of offset, each once, with reason, place, key, value and
@@ -107,62 +106,37 @@ def check_dead_letters(partition: Partition, topic: DeadLetterTopic, findings: F
     partition, and what a jump, a lost lake or `forget` has changed since. Contents are compared for
     a sample of the records, or for all.
     """
-    p = partition.number
-    first, end = topic.bounds.get(p, (0, 0))
-    table_offsets = _table_offsets(partition, topic)
-    sent: dict[InputId, list[Ints]] = {input_id: [_NOTHING] for input_id in table_offsets}
-    last = dict.fromkeys(sent, -1)
-    sent_until = dict(topic.noted.get(p, {}))
+    first, end = topic.bounds.get(number, (0, 0))
+    settings = evidence.settings
+    checks = {
+        input_id: _InputCheck(evidence, TopicPartition(input_id, number), topic, findings)
+        for input_id in settings.inputs
+    }
     last_headers: Mapping[str, Any] = {}
     where = ""
-    for batch in read_range(
-        partition.evidence.settings.kafka, Range(topic.name, p, first, end), READ
-    ):
-        batch = batch.filter(_is_own(batch, partition.evidence.generation.life))
+    for batch in read_range(settings.kafka, Range(topic.name, number, first, end), READ):
+        batch = batch.filter(_is_own(batch, evidence.generation.life))
         if not batch.num_rows:
             continue
         headers = batch["headers"][-1].as_py() or []
         last_headers = {header["key"]: header["value"] for header in headers}
-        where = f"{topic.name}[{p}]@{batch['offset'][-1]}"
-        by_input = defaultdict(list)
-        for letter in _read(batch, partition, topic, findings):
-            if letter.offset <= last[letter.input]:
-                what = (
-                    f"it comes after the record at offset {last[letter.input]}: a repeat, or out "
-                    "of order"
-                )
-                findings.add(what, letter.where, topic.repair_hint)
-                continue
-            last[letter.input] = letter.offset
-            by_input[letter.input].append(letter)
-        for input_id, dead_letters in by_input.items():
-            sent[input_id].append(np.array([letter.offset for letter in dead_letters], np.int64))
-            _compare(
-                partition,
-                topic,
-                TopicPartition(input_id, p),
-                dead_letters,
-                table_offsets[input_id],
-                findings,
-            )
+        where = f"{topic.name}[{number}]@{batch['offset'][-1]}"
+        letters = list(_read(batch, evidence, number, topic, findings))
+        for input_id, check in checks.items():
+            check.take([letter for letter in letters if letter.input == input_id])
+    sent_until = dict(topic.noted.get(number, {}))
     if where:
-        names = partition.evidence.settings.input_names
-        by_name = {names[input_id]: offset for input_id, offset in last.items()}
-        by_header = _read_sent_until(last_headers, by_name, where, topic, findings)
-        for input_id in last:
-            offset = min(by_header.get(names[input_id], 0), MAX_TIME)
+        last = {settings.input_names[i]: check.last for i, check in checks.items()}
+        by_header = _read_sent_until(last_headers, last, where, topic, findings)
+        for input_id in checks:
+            offset = min(by_header.get(settings.input_names[input_id], 0), MAX_TIME)
             sent_until[input_id] = max(offset, sent_until.get(input_id, 0))
-    for input_id, chunks in sent.items():
-        offsets = np.concatenate(chunks)
-        # Else retention has deleted letters.
-        begin = 0 if first == 0 else int(offsets.min(initial=MAX_TIME))
-        missing = np.setdiff1d(table_offsets[input_id], offsets)
-        missing = missing[(missing >= begin) & (missing < sent_until.get(input_id, 0))]
-        _check_missing(partition, topic, TopicPartition(input_id, p), missing, findings)
+    for input_id, check in checks.items():
+        check.check_missing(sent_until.get(input_id, 0), has_all=first == 0)
 
 
 def _is_own(batch: pa.RecordBatch, life: str) -> pa.Array:
-    """Return True for each message that does not say that it is another lake's."""
+    # A message that says nothing is not another lake's.
     lives = (
         [header["value"] for header in (headers or [])[-2:] if header["key"] == LIFE]
         for headers in batch["headers"].to_pylist()
@@ -171,53 +145,42 @@ def _is_own(batch: pa.RecordBatch, life: str) -> pa.Array:
 
 
 def _read(
-    batch: pa.RecordBatch, partition: Partition, topic: DeadLetterTopic, findings: Findings
+    batch: pa.RecordBatch,
+    evidence: Evidence,
+    number: int,
+    topic: DeadLetterTopic,
+    findings: Findings,
 ) -> Iterator[DeadLetter]:
-    """Yield the dead letters among some messages.
-
-    A record may itself have been one: of headers with one name, ours are the last.
-    """
-    evidence = partition.evidence
-    p = partition.number
+    # A record may itself have been a dead letter: of headers with one name, ours are the last.
     inputs = {input_id.topic: input_id for input_id in evidence.settings.inputs}
     columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
     for at, key, value, headers in zip(*columns, strict=True):
         own = [(header["key"], header["value"]) for header in headers or []]
-        if own and own[-1][0] == NEXT_OFFSETS:
-            own.pop()
-        if own and own[-1][0] == LIFE:
-            own.pop()
+        for name in (NEXT_OFFSETS, LIFE):
+            if own and own[-1][0] == name:
+                own.pop()
         ours = {
             name: (text or b"").decode(errors="replace") for name, text in own[-len(_COORDINATES) :]
         }
         input_id = inputs.get(ours.get(TOPIC, ""))
         offset = ours.get(OFFSET, "")
-        where = f"{topic.name}[{p}]@{at}"
+        where = f"{topic.name}[{number}]@{at}"
         is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < MAX_TIME
-        if (
-            tuple(ours) != _COORDINATES
-            or input_id is None
-            or not is_offset
-            or ours[PARTITION] != str(p)
-        ):
-            what = (
-                f"not a dead letter of these sources: {', '.join(_COORDINATES)} do not say which "
-                "record it was"
-            )
+        is_place = tuple(ours) == _COORDINATES and ours[PARTITION] == str(number)
+        if input_id is None or not is_offset or not is_place:
+            names = ", ".join(_COORDINATES)
+            what = f"not a dead letter of these sources: {names} do not say which record it was"
             findings.add(what, where, topic.repair_hint)
             continue
         rest = own[: -len(_COORDINATES)]
-        content = {"key": key, "value": value, "headers": rest, "reason": ours[REASON]}
+        size = None
         if rest and rest[-1][0] == VALUE_BYTES:  # the topic had no room for the value
             size = (rest.pop()[1] or b"").decode(errors="replace")
-            is_bare = not rest and key is None
-            content = {
-                "bytes": size,
-                **({} if is_bare else {"key": key, "headers": rest}),
-                "reason": ours[REASON],
-            }
-        place = evidence.at(TopicPartition(input_id, p), int(offset))
-        yield DeadLetter(f"{where}: {place}", input_id, int(offset), content)
+        is_bare = size is not None and not rest and key is None
+        where += f": {evidence.at(TopicPartition(input_id, number), int(offset))}"
+        of_record = (None, None) if is_bare else (value, tuple(rest))
+        content = (where, key, *of_record, ours[REASON], size)
+        yield DeadLetter(where, input_id, int(offset), content)
 
 
 def _read_sent_until(
@@ -227,18 +190,12 @@ def _read_sent_until(
     topic: DeadLetterTopic,
     findings: Findings,
 ) -> Mapping[str, int]:
-    """Return, by name of the input, the offset up to which records are there.
-
-    A partition's last message says it. `last`: the last offset that was sent of each.
-    """
+    # The last message of a partition says, by name of the input, up to where records are there.
     try:
         sent_until = next_offsets(headers)
     except ValueError:
-        findings.add(
-            f"the last message has no {NEXT_OFFSETS}, by which gold goes on",
-            where,
-            topic.repair_hint,
-        )
+        what = f"the last message has no {NEXT_OFFSETS}, by which gold goes on"
+        findings.add(what, where, topic.repair_hint)
         return {source: offset + 1 for source, offset in last.items()}
     for source, offset in last.items():
         until = sent_until.get(source, 0)
@@ -248,145 +205,157 @@ def _read_sent_until(
     return sent_until
 
 
-def _compare(
-    partition: Partition,
-    topic: DeadLetterTopic,
-    tp: TopicPartition,
-    dead_letters: list[DeadLetter],
-    table_offsets: Ints,
-    findings: Findings,
-) -> None:
-    """Check that each letter is of a record that the table has, and is as bronze has that record.
+class _InputCheck:
+    """Check of the dead letters that were records of one topic-partition.
 
-    `table_offsets`: the offsets of the table's records, in order.
+    - `last`: the offset of the last one.
     """
-    evidence = partition.evidence
-    offsets = np.array([letter.offset for letter in dead_letters], np.int64)
-    is_known = (
-        np.append(table_offsets, MAX_TIME)[np.searchsorted(table_offsets, offsets)] == offsets
-    )
-    is_asked = is_known & ((offsets + evidence.last_batch) % evidence.one_in == 0)
-    is_asked[~is_known] = _is_judged(partition, topic, tp, offsets[~is_known])
-    records = _records(evidence, tp, offsets[is_asked])
-    for i in np.flatnonzero(is_asked).tolist():
-        letter = dead_letters[i]
-        record = records.get(dead_letters[i].offset)
-        if record is not None and _is_forgotten(record):
-            continue
-        if not is_known[i]:
-            findings.add(f"{topic.table} has no such record", letter.where, topic.repair_hint)
-        elif record is not None:  # else check 1 says so
-            headers = [(header["key"], header["value"]) for header in record["headers"] or []]
-            right = {**record, "headers": headers}
-            right["bytes"] = str(len(record["value"] or b""))
-            right["reason"] = LATE if topic.table == tables.LATE else record["reason"]
-            if differing := [
-                name for name, value in letter.content.items() if value != right[name]
-            ]:
-                verb = "differs" if len(differing) == 1 else "differ"
-                findings.add(
-                    f"{' and '.join(differing)} {verb} from the record's",
-                    letter.where,
-                    topic.repair_hint,
-                )
 
+    def __init__(
+        self, evidence: Evidence, tp: TopicPartition, topic: DeadLetterTopic, findings: Findings
+    ) -> None:
+        self.evidence = evidence
+        self.tp = tp
+        self.topic = topic
+        self.findings = findings
+        self.last = -1
+        self._is_late = topic.table == tables.LATE
+        self._sent = [np.array([], np.int64)]
+        own: list[Condition] = [("partition", "=", tp.partition)]
+        since = evidence.cursor_of(tp).next_offset
+        own.append(("offset", ">=", since))
+        if self._is_late:
+            own.append(("batch", "<=", evidence.last_batch))
+            table, where = tables.LATE, of_input(tp.input, [own])
+        else:
+            refused: Condition = ("reason", "is not null", None)
+            table, where = tables.bronze(tp.input.source), of_topic(tp.input, [[*own, refused]])
+        names = ["offset", *(["batch"] if self._is_late else [])]
+        rows = read_table(evidence.reader, evidence.settings, table, names, where)
+        self._rows = rows.sort_by("offset")
+        self._offsets = np.unique(numbers(rows["offset"]))
 
-def _check_missing(
-    partition: Partition,
-    topic: DeadLetterTopic,
-    tp: TopicPartition,
-    missing: Ints,
-    findings: Findings,
-) -> None:
-    """Report records as missing from the topic: the table has them at these offsets, and later ones
-    were sent.
-    """
-    missing = missing[~_is_readded(partition, topic, tp, missing)]
-    for begin in range(0, len(missing), READ):
-        some = missing[begin : begin + READ]
-        records = _records(partition.evidence, tp, some)
-        for offset in some.tolist():
-            if offset not in records or not _is_forgotten(records[offset]):
-                where = f"{topic.name}[{tp.partition}]: {partition.evidence.at(tp, offset)}"
-                findings.add(
-                    f"a record of {topic.table} is missing, although the topic has later ones",
-                    where,
-                    topic.repair_hint,
-                )
+    def take(self, letters: list[DeadLetter]) -> None:
+        in_order = []
+        for letter in letters:
+            if letter.offset <= self.last:
+                what = f"it comes after the record at offset {self.last}: a repeat, or out of order"
+                self.findings.add(what, letter.where, self.topic.repair_hint)
+                continue
+            self.last = letter.offset
+            in_order.append(letter)
+        offsets = np.array([letter.offset for letter in in_order], np.int64)
+        self._sent.append(offsets)
+        is_known = np.isin(offsets, self._offsets)
+        evidence = self.evidence
+        is_asked = is_known & ((offsets + evidence.last_batch) % evidence.one_in == 0)
+        is_asked[~is_known] = self._is_judged(offsets[~is_known])
+        records = self._records(offsets[is_asked])
+        actual, expected = [], []
+        for i in np.flatnonzero(is_asked).tolist():
+            letter = in_order[i]
+            record = records.get(letter.offset)
+            if record is not None and _is_forgotten(record):
+                continue
+            if not is_known[i]:
+                what = f"{self.topic.table} has no such record"
+                self.findings.add(what, letter.where, self.topic.repair_hint)
+            elif record is not None:  # else check 1 says so
+                actual.append(letter.content)
+                expected.append(self._right(letter, record))
+        for (where,), _, _, columns in compare(actual, expected, _CONTENT, lambda row: row[:1]):
+            verb = "differs" if len(columns) == 1 else "differ"
+            what = f"{' and '.join(columns)} {verb} from the record's"
+            self.findings.add(what, where, self.topic.repair_hint)
 
+    def check_missing(self, until: int, *, has_all: bool) -> None:
+        """Check, after the last letter, that no record before an offset is missing.
 
-def _table_offsets(partition: Partition, topic: DeadLetterTopic) -> dict[InputId, Ints]:
-    """Return, by input, the offsets of the records that the table has, in order.
+        `has_all`: False where retention has deleted letters.
+        """
+        sent = np.concatenate(self._sent)
+        begin = 0 if has_all else int(sent.min(initial=MAX_TIME))
+        missing = np.setdiff1d(self._offsets, sent)
+        missing = missing[(missing >= begin) & (missing < until)]
+        missing = missing[~self._is_readded(missing)]
+        for at in range(0, len(missing), READ):
+            some = missing[at : at + READ]
+            records = self._records(some)
+            for offset in some.tolist():
+                if offset not in records or not _is_forgotten(records[offset]):
+                    place = self.evidence.at(self.tp, offset)
+                    where = f"{self.topic.name}[{self.tp.partition}]: {place}"
+                    what = f"a record of {self.topic.table} is missing"
+                    what += ", although the topic has later ones"
+                    self.findings.add(what, where, self.topic.repair_hint)
 
-    Only as far as the partition's history goes.
-    """
-    if topic.table == tables.QUARANTINE:
-        return {tp.input: log.refused for tp, log in partition.logs.items()}
-    return {input_id: np.unique(offsets) for input_id, (offsets, _) in partition.late.items()}
-
-
-def _is_judged(
-    partition: Partition, topic: DeadLetterTopic, tp: TopicPartition, offsets: Ints
-) -> npt.NDArray[np.bool_]:
-    """Return, for records that the table lacks, True where they must not be in the topic."""
-    evidence = partition.evidence
-    log = partition.logs[tp]
-    is_judged = ~_is_readded(partition, topic, tp, offsets)
-    if (tables.QUARANTINE, tp.partition) in evidence.retention_bounds.times:
-        is_judged &= np.isin(offsets, log.offset)  # of others nothing is left
-    is_judged &= np.array(
-        [partition.is_judged(tp.input, offset) for offset in offsets.tolist()], bool
-    )
-    first = evidence.generations[0]
-    is_judged &= offsets >= first.begin.get(tp, 0)
-    if first.kind == "sink" or first.begin.get(tp, 0):
-        # The lost lake may have sent records that this one has not come to yet.
-        reached = (
-            evidence.end.until.get(tp, 0)
-            if topic.table == tables.LATE
-            else int(log.offset.max(initial=-1)) + 1
+    def _right(self, letter: DeadLetter, record: Mapping[str, Any]) -> Row:
+        _, key, value, headers, _, size = letter.content
+        has_value, has_all = size is None, headers is not None
+        own = tuple((header["key"], header["value"]) for header in record["headers"] or [])
+        return (
+            letter.where,
+            record["key"] if has_all else key,
+            record["value"] if has_value else value,
+            own if has_all else headers,
+            LATE if self._is_late else record["reason"],
+            None if has_value else str(len(record["value"] or b"")),
         )
-        is_judged &= offsets < reached
-    return is_judged
 
+    def _is_judged(self, offsets: Ints) -> npt.NDArray[np.bool_]:
+        # True where a record that the table lacks must not be in the topic.
+        evidence, tp = self.evidence, self.tp
+        is_judged = ~self._is_readded(offsets)
+        if not len(offsets):
+            return is_judged
+        if (tables.QUARANTINE, tp.partition) in evidence.floors.times:
+            # Of others nothing is left.
+            is_judged &= np.array([o in self._records(offsets) for o in offsets.tolist()], bool)
+        is_judged &= offsets >= evidence.cursor_of(tp).next_offset
+        first = evidence.generations[0]
+        is_judged &= offsets >= first.begin.get(tp, 0)
+        if first.kind == "sink" or first.begin.get(tp, 0):
+            # The lost lake may have sent records that this one has not come to yet.
+            is_judged &= offsets < self._reached()
+        return is_judged
 
-def _is_readded(
-    partition: Partition, topic: DeadLetterTopic, tp: TopicPartition, offsets: Ints
-) -> npt.NDArray[np.bool_]:
-    """Return True where a record may have come to the table after later ones had been sent.
+    def _reached(self) -> int:
+        if self._is_late:
+            return self.evidence.end.until.get(self.tp, 0)
+        where = of_topic(self.tp.input, [[("partition", "=", self.tp.partition)]])
+        table = tables.bronze(self.tp.input.source)
+        last = self.evidence.reader.summary(table, [], {"last": ("max", "offset")}, where)
+        return int(last["last"][0].as_py() or -1) + 1
 
-    Such a record is not sent. A jump back finds anew which records are late, and reads refused ones
-    that bronze lacked. An epoch judges anew what waits for its tenant.
-    """
-    evidence = partition.evidence
-    is_readded = np.zeros(len(offsets), bool)
-    if topic.table == tables.LATE and evidence.settings.merge.has_tenants:
-        firsts = [e.from_batch for e in evidence.epochs[1:] if evidence.is_own(e.from_batch)]
-        late_offsets, batches = partition.late[tp.input]
-        is_readded |= np.isin(offsets, late_offsets[np.isin(batches, firsts)])
-    for since, until in evidence.reread_ranges.get(tp, ()):
-        is_readded |= (offsets >= since) & (offsets < until)
-    return is_readded
+    def _is_readded(self, offsets: Ints) -> npt.NDArray[np.bool_]:
+        # True where a record may have come to the table after later ones had been sent. Such a
+        # record is not sent. A jump back finds anew which records are late, and reads refused ones
+        # that bronze lacked. An epoch judges anew what waits for its tenant.
+        evidence = self.evidence
+        is_readded = np.zeros(len(offsets), bool)
+        if self._is_late and evidence.settings.merge.has_tenants:
+            firsts = [e.from_batch for e in evidence.epochs[1:] if evidence.is_own(e.from_batch)]
+            is_first = np.isin(numbers(self._rows["batch"]), firsts)
+            is_readded |= np.isin(offsets, numbers(self._rows["offset"])[is_first])
+        for since, until in evidence.reread_ranges.get(self.tp, ()):
+            is_readded |= (offsets >= since) & (offsets < until)
+        return is_readded
 
-
-def _records(evidence: Evidence, tp: TopicPartition, offsets: Ints) -> dict[int, dict[str, Any]]:
-    """Return what bronze has of some records of a topic-partition, by offset."""
-    if not len(offsets):
-        return {}
-    span = [
-        ("partition", "=", tp.partition),
-        ("offset", ">=", int(offsets.min())),
-        ("offset", "<=", int(offsets.max())),
-    ]
-    columns = ["offset", "key", "value", "headers", "reason", "detail", "heartbeat"]
-    where = of_topic(tp.input, [[*span, ("offset", "in", offsets.tolist())]])
-    rows = evidence.reader.select(tables.bronze(tp.input.source), columns, where)
-    return {row["offset"]: row for row in rows.to_pylist()}
+    def _records(self, offsets: Ints) -> dict[int, dict[str, Any]]:
+        if not len(offsets):
+            return {}
+        span: list[Condition] = [
+            ("partition", "=", self.tp.partition),
+            ("offset", ">=", int(offsets.min())),
+            ("offset", "<=", int(offsets.max())),
+            ("offset", "in", offsets.tolist()),
+        ]
+        columns = ["offset", "key", "value", "headers", "reason", "detail", "heartbeat"]
+        table = tables.bronze(self.tp.input.source)
+        rows = self.evidence.reader.select(table, columns, of_topic(self.tp.input, [span]))
+        return {row["offset"]: row for row in rows.to_pylist()}
 
 
 def _is_forgotten(record: Mapping[str, Any]) -> bool:
-    """Return True where a record was erased.
-
-    Bronze then has it as a heartbeat without a value; a refused one has a detail that says so.
-    """
+    # Bronze has it as a heartbeat without a value; a refused one has a detail that says so.
     return record["detail"] == FORGOTTEN or bool(record["heartbeat"] and record["value"] is None)

@@ -1,303 +1,453 @@
-"""Check 5 of `verify`: silver is what the merge model makes of bronze, for a sample of keys or for
-all."""
+"""Rows of silver as the merge model derives them from bronze, a piece after the other."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-import pyarrow as pa
-
-from watersmeet.audit.evidence import End, Evidence
-from watersmeet.audit.verify_evidence import (
-    DECISION,
-    DUPLICATE,
-    EXCESS,
-    KEYED,
-    LATE,
-    PASSED,
-    Log,
-    Outcome,
-    Partition,
-    repeated,
+from watersmeet.audit.comparison import Row
+from watersmeet.audit.evidence import End
+from watersmeet.core.correction_model import (
+    CorrectedRecord,
+    Correction,
+    CorrectionPlace,
+    PartitionCorrections,
+    Pending,
 )
-from watersmeet.core.correction_model import CorrectionPlace, PartitionCorrections
-from watersmeet.core.inputs import InputId
+from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.model import (
     MIN_TIME,
     NO_TENANT,
     DuplicateRecord,
+    LateRecord,
     MergeRecord,
     MergeRules,
     Part,
     PartitionMerge,
     PublishedRecord,
     Record,
+    RunningMax,
     SourceState,
 )
 from watersmeet.core.plan import TopicPartition
+from watersmeet.core.sequence import EXCESS, TOO_MANY
+from watersmeet.core.state import State
 from watersmeet.lake.epochs import Epoch
+from watersmeet.settings import Settings
 
-Arrived = Mapping[InputId, list[tuple[int, Record]]]
-"""Positions (ms) and records, by input."""
+Arrived: TypeAlias = Iterable[tuple[int, Record]]
+"""Records of an input in their order, each with its position (ms)."""
 
-Message = tuple[str, int, int, int, str]
+Message: TypeAlias = tuple[str, int, int, int, str]
 """A message read back: its key, event time, due and closed_at (ms), and tenant."""
 
-Opened = Mapping[tuple[str, str], MergeRecord]
-"""Open merge records, by tenant and key."""
 
+class Base(NamedTuple):
+    """What a partition's derivation begins with.
 
-class Expected(NamedTuple):
-    """Expectations of the merge model.
-
-    `outcomes`: what became of records. `clocks`: by the index of a row of silver, the clock (ms) of
-    its tenant by which it was open, waiting or closed, and that of the batch before; absent where
-    they are the partition's.
-    `corrections`: those of late records; None where the partition has no clock.
+    - `state`: the saved state with which history begins; None: with nothing.
+    - `rows`: of sampled keys, its rows of merge records that were open, of records that waited, and
+      of late ones that were not settled; and rows of silver of merge records that had closed by
+      then, and of corrections, which late records may still correct.
+    - `late_rules`: of each late one, by input and offset, the rules of the epoch that found it
+      late.
+    - `waiting_values`: values of the records that waited, by input and offset.
+    - `recovered`: messages that were read back from the sink of a lost lake.
+    - `since`: the position (ms) in their tenant before which the lost lake's records are passed
+      over; None: there is none.
+    - `corrected_before`: the last correction of the lost lake.
     """
 
-    outcomes: list[Outcome]
-    clocks: Mapping[int, tuple[int, int | None]]
-    corrections: PartitionCorrections | None
+    state: State | None = None
+    rows: Sequence[Mapping[str, Any]] = ()
+    late_rules: Mapping[tuple[InputId, int], Settings] = MappingProxyType({})
+    waiting_values: Mapping[tuple[InputId, int], bytes] = MappingProxyType({})
+    recovered: Iterable[Message] = ()
+    since: int | None = None
+    corrected_before: CorrectionPlace | None = None
 
 
-def expected(partition: Partition) -> Expected:
-    """Return what the merge model makes of the records with sampled keys.
+class Derivation:
+    """The merge model of one partition.
 
-    What it decides for a key depends on nothing but the positions of the key's records and the
-    clock, so only these are given to it. With tenants it depends on their clocks, too: then the
-    model is given all records, those with other keys as heartbeats.
+    `arrive` gives it records, `merge` goes on to the end of some batch. `finished` then returns the
+    rows that were finished since, and `unfinished` those that may still change.
+
+    - `columns`: those of the rows.
+    - `values`: by input and offset, the values of records with keys, until their outcome is taken.
+    - `kept`: returns what silver keeps of such a value.
     """
-    evidence = partition.evidence
-    logs = partition.logs
-    opened, parts_before = _open_before(partition)
-    clock_requests = _clock_requests(partition) if evidence.settings.merge.has_tenants else {}
-    clocks = dict[int, tuple[int, int | None]]()
-    before = evidence.generation.corrected_before.get(partition.number)
-    corrected_before = None if before is None else CorrectionPlace._make(before)
-    model: PartitionMerge | None = None
-    corrections: PartitionCorrections | None = None
-    for epoch, model in merged_through(
-        evidence.through,
-        partition.number,
-        {tp.input: _arrivals(evidence, tp, log) for tp, log in partition.logs.items()},
-        recovered=partition.recovered,
-        open_before=opened,
-        out=[(tp.input, o) for tp in logs for o in evidence.out.get(tp, np.array([])).tolist()],
-        passed_over_before=evidence.since.get(partition.number),
-    ):
-        for number, tenant, clock, clock_before in clock_requests.get(epoch, ()):
-            of_before = None if clock_before is None else model.tenant_clock(tenant, clock_before)
-            clocks[number] = model.tenant_clock(tenant, clock), of_before
-        corrections = corrections or PartitionCorrections(model, None, corrected_before)
-        publish = evidence.epochs[epoch].settings.publish
-        corrections.within_ms = publish.within_ms
-        corrections.max_versions = publish.max_versions
-        corrections.settle()
-    model_outcomes = []
-    for outcome in outcomes(model) if model is not None else ():
-        parts = list[tuple[Any, ...]]()
-        for part in outcome.parts:
-            if (part_before := parts_before.get(part[:2])) is not None:
-                parts.append(part_before)
-            elif outcome.status in (DUPLICATE, EXCESS, PASSED):
-                parts.append(part)
-            else:
-                record = logs[TopicPartition(part[0], partition.number)].sampled[part[1]]
-                is_late = outcome.status == LATE
-                parts.append((*part, *((record.value, record.id) if is_late else (record.kept,))))
-        if outcome.status == LATE and corrections is not None:
-            outcome = outcome._replace(due=corrections.u.get(outcome.parts[0][:2]))
-        model_outcomes.append(outcome._replace(parts=tuple(parts)))
-    return Expected(model_outcomes, clocks, corrections)
 
+    def __init__(
+        self,
+        rules: MergeRules,
+        partition: int,
+        base: Base,
+        columns: Sequence[str],
+        values: Mapping[InputId, dict[int, bytes]],
+        kept: Callable[[InputId, int], Any],
+    ) -> None:
+        messages: dict[str, list[PublishedRecord]] = defaultdict(list)
+        for key, event_time, due, closed_at, tenant in base.recovered:
+            messages[key].append(PublishedRecord(event_time, due, closed_at, tenant))
+        self.model = PartitionMerge(rules, recovered=messages)
+        if base.since is not None:
+            self.model.since = base.since
+        self.corrections = PartitionCorrections(self.model, None, base.corrected_before)
+        self.partition = partition
+        self.columns = columns
+        self.values = values
+        self._kept = kept
+        self._kept_before: dict[tuple[InputId, int], Any] = {}
+        self.has_several = {
+            source: len(of_source(rules.inputs, source)) > 1 for source in rules.sources
+        }
+        self.out: set[tuple[InputId, int]] = set()
+        self._unread: dict[InputId, list[tuple[int, Record]]] = {i: [] for i in rules.inputs}
+        self._seen = dict.fromkeys(rules.inputs, 0)
+        """How many of the unread records the model was given already."""
+        self._epoch: int | None = None
+        if base.state is not None:
+            self._begin(base, base.state)
 
-def _arrivals(evidence: Evidence, tp: TopicPartition, log: Log) -> list[tuple[int, Record]]:
-    """Return the records of a topic-partition that the model is given, each with its position (ms).
+    def _begin(self, base: Base, state: State) -> None:
+        model, p = self.model, self.partition
+        model.clock = state.clocks.get(p)
+        model.horizon = state.rules.horizons.get(p)
+        tenant_horizons = state.rules.tenant_horizons.items()
+        model.horizons = {tenant: at for (q, tenant), at in tenant_horizons if q == p}
+        model.epoch_start = state.rules.epoch_start.get(p, MIN_TIME)
+        model.ended = model.rules, model.epoch_start
+        if state.epoch_from < state.next_batch:  # the epoch has merged something
+            self._epoch = state.epoch
+            model.has_advanced = True
+            max_parts, max_bytes = state.rules.bounds
+            model.rules = replace(model.rules, max_parts=max_parts, max_bytes=max_bytes)
+        self._begin_clocks(state)
+        for (input_id, offset), value in base.waiting_values.items():
+            self.values[input_id][offset] = value
+        corrected: dict[tuple[Any, ...], CorrectedRecord] = {}
+        for row in base.rows:
+            at = (row["tenant"], row["merge_key"], row["event_time"], row["is_late_born"] or False)
+            status = row["status"]
+            if status == "open":
+                model.open[row["tenant"], row["merge_key"]] = self._merged(row)
+            elif status == "waiting":
+                [waiting] = self._merged(row).records
+                model.waiting.append((row["position"], replace(waiting, size=row["record_bytes"])))
+            elif status == "late":
+                self._begin_late(row, base.late_rules)
+            elif at not in corrected or corrected[at].version < (row["version"] or 0):
+                corrected[at] = self._corrected(row)
+        self.corrections.begin(corrected.values())
 
-    Without tenants, these are the records with sampled keys; with them, all records.
-    """
-    read = log.read
-    has_key = (read.kind == KEYED) & np.isin(read.offset, np.fromiter(log.sampled, np.int64))
-    is_given = has_key | evidence.settings.merge.has_tenants
-    numbers = (read.offset, read.position, read.event_time, read.kind, has_key)
-    columns = (column[is_given].tolist() for column in numbers)
-    tenants = read.tenant.filter(pa.array(is_given)).to_pylist()
-    decided = iter(read.tenant_times)
-    records = []
-    for offset, position, time, kind, is_keyed, tenant in zip(*columns, tenants, strict=True):
-        sampled = log.sampled[offset] if is_keyed else None
-        key, record_id = (None, None) if sampled is None else (sampled.key, sampled.id)
-        size = 0 if sampled is None else len(sampled.value)
-        tenant_times = next(decided) if kind == DECISION else None
-        record = Record(tp.input, offset, time, key, tenant, tenant_times, record_id, size)
-        records.append((position, record))
-    return records
+    def _begin_late(
+        self, row: Mapping[str, Any], late_rules: Mapping[tuple[InputId, int], Settings]
+    ) -> None:
+        at = InputId(row["source"], row["topic"]), row["offset"]
+        value = row["value"] or b""
+        who = row["merge_key"], row["tenant"]
+        record = Record(*at, row["event_time"], *who, id=row.get("id"), size=len(value))
+        self.values[record.input][record.offset] = value
+        rules = late_rules[at]
+        late, gap_ms = LateRecord(record, row["position"]), rules.merge.window.gap_ms
+        pending = Pending(late, row["u"], gap_ms, rules.publish.max_versions)
+        self.corrections.pending.append(pending)
 
+    def _corrected(self, row: Mapping[str, Any]) -> CorrectedRecord:
+        merged = self._merged(row)
+        merged.due, merged.closed_at = row["due"], row["closed_at"]
+        closed = CorrectedRecord.closed(merged)
+        if row["status"] != "correction":
+            return closed
+        return replace(
+            closed,
+            is_late_born=row["is_late_born"],
+            version=row["version"],
+            first_event_time=row["first_event_time"],
+        )
 
-def _clock_requests(partition: Partition) -> Mapping[int, list[tuple[int, str, int, int | None]]]:
-    """Return, by epoch, the rows of silver for which the clock of their tenant is wanted, and at
-    which clock, and at which one of the batch before.
-    """
-    requests = defaultdict(list)
-    for number, row in enumerate(partition.rows):
-        epoch, clock = partition.deciding_epoch(row)
-        if clock is not None:
-            before = partition.clock_before(row)
-            requests[epoch.number].append((number, row.outcome.tenant, clock, before))
-    return requests
+    def _merged(self, row: Mapping[str, Any]) -> MergeRecord:
+        """Return the merge record that a row of silver has, with all records that joined it."""
+        key, tenant = row["merge_key"], row["tenant"]
+        merged = MergeRecord(key, row["event_time"], row["last_event_time"], {}, tenant)
+        merged.count, merged.size = row["record_count"], row["record_bytes"]
+        merged.parts = {source: [] for source in self.model.rules.sources}
+        entries = {
+            (InputId(source, topic), offset): (time, record_id, of_offset)
+            for source, topic, offset, time, record_id, of_offset in row.get("record_ids") or ()
+        }
+        for input_id in self.model.rules.inputs:
+            for *topic, offset, time, value in row[input_id.source] or ():
+                if topic and topic != [input_id.topic]:
+                    continue
+                at = input_id, offset
+                _, record_id, _ = entries.get(at, (time, None, None))
+                self._kept_before[at] = value
+                merged.parts[input_id.source].append(Part(time, offset, input_id.topic))
+                merged.records.append(Record(*at, time, key, tenant, id=record_id))
+                if record_id is not None:
+                    merged.ids[input_id, record_id] = offset
+        for at, (time, _, of_offset) in entries.items():
+            if of_offset is not None:
+                _, record_id, _ = entries[at[0], of_offset]
+                repeated = Record(*at, time, key, tenant, id=record_id)
+                merged.records.append(repeated)
+                merged.repeated.append(DuplicateRecord(repeated, of_offset))
+        merged.is_too_large = not any(merged.parts.values())
+        return merged
 
+    def _begin_clocks(self, state: State) -> None:
+        model, p = self.model, self.partition
+        if state.rules.lag_ms is not None and model.clock is not None:
+            for tp, cursor in state.cursors.items():
+                if tp.partition == p:
+                    model.states[tp.input] = _source_state(state, tp, cursor.position, model)
+        elif model.clock is not None:
+            for input_id in model.rules.inputs:
+                _deliver(model, input_id, [_at_clock(input_id, model.clock)])
+            if self._epoch is not None:
+                model.advance()
 
-def _open_before(
-    partition: Partition,
-) -> tuple[Opened, Mapping[tuple[InputId, int], tuple[Any, ...]]]:
-    """Return, of sampled keys, the merge records that were open when the partition's history began,
-    and their parts (as in `Outcome`) by input and offset, as silver has them.
+    def arrive(self, input_id: InputId, records: Arrived) -> None:
+        """Add the next records of an input. What of them is `out` is passed over."""
+        self._unread[input_id].extend(records)
 
-    How many bytes they had then is not known; they count for none.
-    """
-    evidence = partition.evidence
-    records = dict[tuple[str, str], MergeRecord]()
-    every = dict[tuple[InputId, int], tuple[Any, ...]]()
-    for row in partition.rows:
-        of_row = [part for part in row.outcome.parts if not partition.is_judged(*part[:2])]
-        ids = [entry for entry in row.ids if not partition.is_judged(*entry[:2])]
-        is_too_large = not row.outcome.parts
-        excess = partition.excess_of(row) if is_too_large else []
-        if not evidence.is_sampled(row.key) or not (of_row or ids or excess):
-            continue
-        times = [*excess, *(time for _, _, time, *_ in [*of_row, *ids])]
-        parts = {source: list[Part]() for source in evidence.settings.sources}
-        for part in of_row:
-            (source, topic), offset, time, *_ = part
-            parts[source].append(Part(time, offset, topic))
-            every[part[:2]] = part
-        record = MergeRecord(row.key, min(times), max(times), parts, row.tenant)
-        record.is_too_large = is_too_large
-        for input_id, offset, _, record_id in ids:
-            if isinstance(record_id, str):
-                record.ids[input_id, record_id] = offset
-        record.count = len(of_row) + len(ids) - len(record.ids)
-        records[row.tenant, row.key] = record
-    return records, every
+    def merge(self, epoch: Epoch, end: End) -> None:
+        """Merge what had been reached at the end of a batch of an epoch.
 
-
-def merged_through(
-    through: Sequence[tuple[Epoch, End]],
-    partition: int,
-    arrived: Arrived,
-    *,
-    recovered: Iterable[Message] = (),
-    open_before: Opened = MappingProxyType({}),
-    out: Collection[tuple[InputId, int]] = (),
-    passed_over_before: int | None = None,
-) -> Iterator[tuple[int, PartitionMerge]]:
-    """Yield the number of each epoch in which a partition had a clock, and the model at its end.
-
-    It is the same model each time.
-
-    - `recovered`: messages that were read back from the sink.
-    - `open_before`: what was open when the partition's history begins.
-    - `out`: the records that the generation passes over.
-    - `passed_over_before`: the position (ms) in their tenant before which a lost lake's records are
-      passed over.
-    """
-    messages: dict[str, list[PublishedRecord]] = defaultdict(list)
-    for key, event_time, due, closed_at, tenant in recovered:
-        messages[key].append(PublishedRecord(event_time, due, closed_at, tenant))
-    first = through[0][0].settings.merge
-    inputs = tuple(arrived)
-    rules = MergeRules(inputs, first.window.gap_ms, first.window.max_ms, first.tenant_max_lag_ms)
-    model = PartitionMerge(rules, recovered=messages, out=frozenset(out))
-    if passed_over_before is not None:
-        model.since = passed_over_before
-    model.open |= open_before
-    delivered = dict.fromkeys(inputs, 0)
-    for epoch, end in through:
-        if (clock := end.clocks.get(partition)) is None:
-            continue
+        What a key's records become depends on nothing but their positions and the clock, so that
+        without tenants a sample of the keys can be given.
+        """
+        if (clock := end.clocks.get(self.partition)) is None:
+            return
         merge = epoch.settings.merge
-        times = merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms
-        model.begin_epoch(*times, merge.bounds)
-        for input_id, records in arrived.items():
-            tp = TopicPartition(input_id, partition)
+        model = self.model
+        if epoch.number != self._epoch:
+            times = merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms
+            model.begin_epoch(*times, merge.bounds)
+            self._epoch = epoch.number
+        model.out = self.out
+        for input_id, records in self._unread.items():
+            tp = TopicPartition(input_id, self.partition)
             until = _count_until(records, end.until.get(tp, 0), clock)
-            if merge.has_tenants:
-                until += end.heads.get(tp, clock) > clock  # the first one that waits
-            _deliver(model, input_id, records[delivered[input_id] : until])
-            delivered[input_id] = max(until, delivered[input_id])
+            # The first record that waits belongs to the cut at the clock.
+            is_cut = merge.has_tenants and end.heads.get(tp, clock) > clock
+            is_cut = is_cut and until < len(records)
+            begin = self._seen[input_id]
+            self._seen[input_id] = max(is_cut, begin - until)
+            _deliver(model, input_id, records[begin : until + is_cut])
+            del records[:until]
             if not merge.has_tenants and model.heads.get(input_id, MIN_TIME) < clock:
                 # In place of the records that were left out, or came before a history.
-                _deliver(model, input_id, [(clock, Record(input_id, -1, clock, tenant=None))])
+                _deliver(model, input_id, [_at_clock(input_id, clock)])
         model.advance()
-        yield epoch.number, model
+        publish = epoch.settings.publish
+        self.corrections.within_ms = publish.within_ms
+        self.corrections.max_versions = publish.max_versions
+        self.corrections.settle()
 
+    def finished(self) -> list[Row]:
+        """Return the rows that were finished since this was last called."""
+        model, corrections = self.model, self.corrections
+        rows = [
+            *(self._late(late.record, late.position) for late in model.late),
+            *(self._alone("passed", r, position=at) for at, r in model.passed),
+            *(self._alone("excess", r) for r in model.excess),
+            *(self._duplicate(*each, is_late=False) for each in model.duplicates),
+            *(self._duplicate(*each, is_late=True) for each in corrections.duplicates),
+            *(self._merge_record("timed_out", row) for row in model.timed_out),
+        ]
+        reasons = (None, corrections.corrections), (TOO_MANY, corrections.too_many)
+        for reason, made in (*reasons, (EXCESS, corrections.too_large)):
+            rows += [self._correction(each, reason) for each in made]
+        self._forget()
+        return rows
 
-def outcomes(model: PartitionMerge) -> Iterator[Outcome]:
-    """Yield what became of the records that the model was given and has read."""
-    alone: list[tuple[str, Record, int, int | None]] = [
-        *((LATE, late.record, late.position, None) for late in model.late),
-        *((PASSED, record, position, None) for position, record in model.passed),
-        *(("waiting", record, record.event_time, position) for position, record in model.waiting),
-    ]
-    for status, r, last, position in alone:
-        part = r.input, r.offset, r.event_time
-        yield Outcome(
-            r.key or "",
-            status,
-            r.event_time,
-            last,
-            (part,),
-            tenant=r.tenant or NO_TENANT,
+    def unfinished(self) -> list[Row]:
+        """Return open merge records, and records that wait."""
+        return [
+            *(self._merge_record("open", row) for row in self.model.open.values()),
+            *(self._waiting(position, record) for position, record in self.model.waiting),
+        ]
+
+    def _forget(self) -> None:
+        """Forget what is finished, but for merge records that may still be corrected."""
+        model, corrections = self.model, self.corrections
+        passed = [record for _, record in model.passed]
+        self.out -= {(record.input, record.offset) for record in passed}
+        keys = corrections.keys
+        closed = (
+            row.records
+            for row in model.timed_out
+            if keys is not None and (row.tenant, row.key) not in keys
+        )
+        late = (late.record for late in corrections.uncorrected)
+        for record in chain(passed, model.excess, late, *closed):
+            self.values[record.input].pop(record.offset, None)
+        model.forget_finished()
+        corrections.forget_settled()
+
+    # -- rows of silver
+
+    def _row(self, **values: Any) -> Row:
+        return tuple(map({"partition": self.partition, **values}.get, self.columns))
+
+    def _alone(self, status: str, record: Record, **values: Any) -> Row:
+        return self._row(
+            status=status,
+            **record.input._asdict(),
+            offset=record.offset,
+            tenant=record.tenant or NO_TENANT,
+            merge_key=record.key,
+            event_time=record.event_time,
+            **values,
+        )
+
+    def _late(self, record: Record, position: int) -> Row:
+        at = record.input, record.offset
+        value = self.values[record.input].get(record.offset)
+        own = {"u": self.corrections.u.get(at), "id": record.id, "record_bytes": record.size}
+        return self._alone("late", record, position=position, value=value, **own)
+
+    def _duplicate(self, record: Record, of_offset: int, *, is_late: bool) -> Row:
+        of = {"id": record.id, "of_offset": of_offset, "is_late": is_late}
+        return self._alone("duplicate", record, **of)
+
+    def _waiting(self, position: int, record: Record) -> Row:
+        parts = {
+            source: [record.part] * (source == record.input.source) for source in self.has_several
+        }
+        return self._alone(
+            "waiting",
+            record,
+            last_event_time=record.event_time,
             position=position,
-        )
-    yield from map(_duplicate, model.duplicates)
-    yield from map(_excess, model.excess)
-    for open_row in model.open.values():
-        yield from map(_duplicate, open_row.repeated)
-    for status, row in [
-        *(("timed_out", row) for row in model.timed_out),
-        *(("open", row) for row in model.open.values()),
-    ]:
-        parts = tuple(
-            (InputId(source, part.topic), part.offset, part.event_time)
-            for source, source_parts in row.parts.items()
-            for part in sorted(source_parts)
-        )
-        is_open = status == "open"
-        yield Outcome(
-            row.key,
-            status,
-            row.event_time,
-            row.last_event_time,
-            parts,
-            model.rules.due(row.event_time, row.last_event_time) if is_open else row.due,
-            None if is_open else row.closed_at,
-            row.tenant,
+            record_bytes=record.size,
+            record_count=1,
+            record_ids=_ids([record], {}),
+            **self._parts(parts),
         )
 
+    def _merge_record(self, status: str, row: MergeRecord) -> Row:
+        due, closed_at = row.due, row.closed_at
+        if status == "open":
+            due = self.model.rules.due(row.event_time, row.last_event_time)
+        of_offsets = {(r.input, r.offset): of_offset for r, of_offset in row.repeated}
+        return self._row(
+            status=status,
+            tenant=row.tenant,
+            merge_key=row.key,
+            event_time=row.event_time,
+            last_event_time=row.last_event_time,
+            due=due,
+            closed_at=None if status == "open" else closed_at,
+            record_bytes=0 if row.is_too_large else row.size,
+            record_count=row.count,
+            record_ids=None if row.is_too_large else _ids(row.records, of_offsets),
+            **self._parts(row.parts),
+        )
 
-def _duplicate(duplicate: DuplicateRecord) -> Outcome:
-    """Return the outcome of a repeated record."""
-    record, of_offset = duplicate
-    time = record.event_time
-    part = record.input, record.offset, time, repeated(record.id or "", of_offset)
-    tenant = record.tenant or NO_TENANT
-    return Outcome(record.key or "", DUPLICATE, time, time, (part,), tenant=tenant)
+    def _correction(self, made: Correction, reason: str | None) -> Row:
+        record = made.late.record
+        return self._row(
+            status="correction",
+            **record.input._asdict(),
+            offset=record.offset,
+            tenant=made.tenant,
+            merge_key=made.key,
+            event_time=made.event_time,
+            is_late_born=made.is_late_born,
+            version=made.version,
+            position=made.late.position,
+            u=made.place.u,
+            settled_at=made.place.settled_at,
+            due=made.due,
+            closed_at=made.closed_at,
+            first_event_time=made.first_event_time,
+            last_event_time=made.last_event_time,
+            invalid_reason=reason,
+            record_bytes=made.size,
+            record_count=made.records,
+            record_ids=_ids_of_correction(made),
+            **self._parts(made.parts),
+        )
+
+    def _parts(self, parts: Mapping[str, Sequence[Part]]) -> dict[str, tuple[Row, ...]]:
+        return {
+            source: tuple(
+                (
+                    *((part.topic,) if self.has_several[source] else ()),
+                    *(part.offset, part.event_time),
+                    self._value(InputId(source, part.topic), part.offset),
+                )
+                for part in sorted(of_source)
+            )
+            for source, of_source in parts.items()
+        }
+
+    def _value(self, input_id: InputId, offset: int) -> Any:
+        at = input_id, offset
+        return self._kept_before[at] if at in self._kept_before else self._kept(*at)
 
 
-def _excess(record: Record) -> Outcome:
-    """Return the outcome of a record of a merge record that is too large."""
-    time = record.event_time
-    part = record.input, record.offset, time
-    tenant = record.tenant or NO_TENANT
-    return Outcome(record.key or "", EXCESS, time, time, (part,), tenant=tenant)
+def _at_clock(input_id: InputId, clock: int) -> tuple[int, Record]:
+    return clock, Record(input_id, -1, clock, tenant=None)
+
+
+def _source_state(
+    base: State, tp: TopicPartition, position: int | None, model: PartitionMerge
+) -> SourceState:
+    """Return what a saved state has of a topic-partition with tenants.
+
+    Times in the cut count from before all; those after it count once the clock moves.
+    """
+    state = SourceState()
+    state.own.update((tenant, RunningMax()) for tenant in model.horizons)
+    if position is not None:
+        state.head = position
+        state.every.add(position, MIN_TIME)
+    for head in base.heads.to_pylist():
+        if head["partition"] != tp.partition or (head["source"], head["topic"]) != tp.input:
+            continue
+        maxima = state.whole if head["tenant"] is None else state.own[head["tenant"]]
+        maxima.add(min(head["own"], head["at_cut"]), MIN_TIME)
+        maxima.add(head["own"], base.clocks[tp.partition])
+    return state
+
+
+def _ids(
+    records: Iterable[Record], of_offsets: Mapping[tuple[InputId, int], int]
+) -> tuple[Row, ...] | None:
+    entries = []
+    for record in records:
+        if record.id is not None:
+            of_offset = of_offsets.get((record.input, record.offset))
+            text = record.id if of_offset is None else None
+            entries.append((*record.input, record.offset, record.event_time, text, of_offset))
+    return tuple(sorted(entries, key=itemgetter(0, 1, 2))) or None
+
+
+def _ids_of_correction(made: Correction) -> tuple[Row, ...] | None:
+    times = {
+        (InputId(source, part.topic), part.offset): part.event_time
+        for source, of_source in made.parts.items()
+        for part in of_source
+    }
+    entries: list[Row] = [
+        (*input_id, offset, times[input_id, offset], record_id, None)
+        for (input_id, record_id), offset in made.ids.items()
+    ]
+    entries += [
+        (*r.input, r.offset, r.event_time, None, of_offset) for r, of_offset in made.repeated
+    ]
+    return tuple(sorted(entries, key=itemgetter(0, 1, 2))) or None
 
 
 def _count_until(records: Sequence[tuple[int, Record]], until: int, clock: int) -> int:

@@ -1,5 +1,4 @@
-"""Validity and messages of the rows of silver and of corrections, derived by the user's own
-expressions."""
+"""Validity and messages of rows of silver, derived by the user's own expressions."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.audit.verify_evidence import CorrectionRow, Row
+from watersmeet.core.columns import lengths
 from watersmeet.core.message import as_read, message_bytes, message_values
 from watersmeet.core.types import TIME
 from watersmeet.expressions.publish import Expressions
@@ -19,29 +18,27 @@ from watersmeet.lake.epochs import Epoch, Epochs
 
 @dataclass(frozen=True)
 class Validator:
-    """Judge of rows of silver and of corrections by the `publish` of their epochs."""
+    """Judge of rows of silver by the `publish` of their epochs."""
 
     epochs: Epochs
 
-    def evaluated(self, rows: pa.Table) -> pa.Table:
-        """Return rows of silver, or alike, with `refusal` and `told`: why the predicate refuses
-        them (null: it does not), and their message's value.
-        """
-        numbers = self.epochs.numbers_of(rows["batch"].to_numpy())
-        rows_by_epoch = [np.flatnonzero(numbers == i) for i in range(len(self.epochs))]
-        evaluated = [
-            self._evaluated_in_epoch(rows.take(pa.array(row_numbers)), e)
-            for row_numbers, e in zip(rows_by_epoch, self.epochs, strict=True)
-            if len(row_numbers)
-        ]
-        if not evaluated:
-            return self._evaluated_in_epoch(rows, self.epochs.current)
-        return pa.concat_tables(evaluated).take(
-            pa.array(np.argsort(np.concatenate(rows_by_epoch), kind="stable"))
-        )
+    def evaluated(self, rows: pa.Table, header_bytes: int = 0) -> pa.Table:
+        """Return merge records, or corrections, with `told`, the value of their message, and
+        `fault`, why they are not valid: `too_large`, or what the predicate says; null: they are.
 
-    def _evaluated_in_epoch(self, rows: pa.Table, epoch: Epoch) -> pa.Table:
-        """Return `evaluated` for rows that the rules of one epoch have judged, or would judge."""
+        `header_bytes`: the size of the headers of a message beside those of `message_bytes`.
+        """
+        epochs = self.epochs.numbers_of(rows["batch"].to_numpy())
+        evaluated = [
+            self._in_epoch(rows.take(pa.array(np.flatnonzero(epochs == i))), epoch, header_bytes)
+            for i, epoch in enumerate(self.epochs)
+            if (epochs == i).any()
+        ]
+        order = np.argsort(np.argsort(epochs, kind="stable"), kind="stable")
+        return pa.concat_tables(evaluated).take(pa.array(order))
+
+    def _in_epoch(self, rows: pa.Table, epoch: Epoch, header_bytes: int) -> pa.Table:
+        publish = epoch.settings.publish
         expressions = Expressions.of(epoch.settings)
         stored = rows
         for name in ("event_time", "last_event_time"):
@@ -55,32 +52,15 @@ class Validator:
             told = _values(as_read(stored, types), list(sources))
         else:
             told = expressions.messages(readable).values
-        refusal = expressions.refusals(readable)
-        return rows.append_column("refusal", refusal).append_column("told", told)
-
-    def right(self, row: Row, *, is_closed: bool = False) -> tuple[bool | None, str | None]:
-        """Return what `valid` and `invalid_reason` of a row of silver must be.
-
-        `is_closed`: a jump has closed what was valid.
-        """
-        if row.outcome.status != "timed_out":
-            return (False, "reset") if row.is_finished else (None, None)
-        valid, reason = self.validity(row)
-        return (False, "reset") if is_closed and valid else (valid, reason)
-
-    def validity(self, row: Row | CorrectionRow, header_bytes: int = 0) -> tuple[bool, str | None]:
-        """Return what `valid` and `invalid_reason` must be where the rules judge a row.
-
-        `header_bytes`: the size of the headers of its message beside those of `message_bytes`.
-        """
-        if isinstance(row, Row) and not row.outcome.parts:
-            return False, "too_large"
-        if row.refusal is not None:
-            return False, row.refusal
-        beside = len(row.key.encode()), len(row.tenant.encode())
-        size = message_bytes(len(row.value or b""), *beside) + header_bytes
-        fits = size <= self.epochs.of(row.batch).settings.publish.max_bytes
-        return (True, None) if fits else (False, "too_large")
+        parts = sum(np.asarray(pc.list_value_length(rows[name])) for name in sources)
+        sizes = message_bytes(*(lengths(c) for c in (told, rows["merge_key"], rows["tenant"])))
+        is_too_large = pa.array(sizes + header_bytes > publish.max_bytes)
+        fault = pc.coalesce(
+            pc.if_else(pa.array(parts == 0), "too_large", None),
+            expressions.refusals(readable),
+            pc.if_else(is_too_large, "too_large", None),
+        )
+        return rows.append_column("fault", fault).append_column("told", told)
 
 
 def _values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:

@@ -6,8 +6,9 @@ import json
 from decimal import Decimal
 from typing import Any
 
-import orjson
 import pyarrow as pa
+
+from watersmeet.audit.comparison import packed
 
 
 def as_kept(value: Any, read: pa.DataType, kept: pa.DataType) -> bytes:
@@ -54,8 +55,3 @@ def _field(value: Any, kind: pa.DataType) -> Any:
         return float(value) if isinstance(value, (int, float, Decimal)) else None
     expected_type = bool if pa.types.is_boolean(kind) else str
     return value if isinstance(value, expected_type) else None
-
-
-def packed(value: Any) -> bytes:
-    """Return a value of a column as JSON text, with Python's `str` of what JSON has no type for."""
-    return orjson.dumps(value, default=str)

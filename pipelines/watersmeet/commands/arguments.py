@@ -1,7 +1,4 @@
-"""The arguments that commands share, and functions that parse some.
-
-Each function raises ConfigurationError for an argument that means nothing.
-"""
+"""Arguments that commands share; what parses them raises ConfigurationError for nonsense."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from watersmeet.configuration.values import parse_duration
 from watersmeet.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from watersmeet.core.window import Window
 from watersmeet.errors import ConfigurationError
-from watersmeet.settings import parse_duration
 
 Config = Annotated[
     Path,
@@ -30,27 +27,21 @@ DEFAULT_CONFIG = Path("watersmeet.yml")
 
 
 def as_utf_8(parameter: typer.CallbackParam, text: str | None) -> str | None:
-    """Return the text of an argument, also where the locale's encoding lacks its characters.
-
-    Raises ConfigurationError where it is not UTF-8, as all keys and tenants are.
-    """
+    """Return an argument's text, whatever the locale's encoding. Raises ConfigurationError."""
     if text is None:
         return None
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
-        raise ConfigurationError(
-            "it is not UTF-8",
-            where=f"--{parameter.name}" if parameter.param_type_name == "option" else "KEY",
-            fix="write it in UTF-8, as records have it",
-        ) from None
+        where = f"--{parameter.name}" if parameter.param_type_name == "option" else "KEY"
+        fix = "write it in UTF-8, as records have it"
+        raise ConfigurationError("it is not UTF-8", where=where, fix=fix) from None
 
 
 Key = Annotated[
     str | None,
     typer.Argument(
-        help="The key of merge records; behind `--` where it begins with a dash.",
-        callback=as_utf_8,
+        help="The key of merge records; behind `--` where it begins with a dash.", callback=as_utf_8
     ),
 ]
 KeyJson = Annotated[
@@ -101,19 +92,17 @@ def parse_target(to: str) -> str | int:
     return parse_time_ms("--to", to, "earliest, latest or ")
 
 
-def parse_as_of(text: str) -> int | datetime:
+def parse_as_of(option: str, text: str) -> int | datetime:
     """Return a version of silver, or a time."""
     if text.isdecimal():
         return int(text)
     return datetime.fromtimestamp(
-        parse_time_ms("--as-of", text, "a version of silver or ") / 1000, timezone.utc
+        parse_time_ms(option, text, "a version of silver or ") / 1000, timezone.utc
     )
 
 
 def parse_window(timeout: str | None, gap: str | None, longest: str | None) -> Window | None:
-    """Return another window than the lake's, by `--timeout`, or by `--gap` and `--max`; None where
-    none is asked for.
-    """
+    """Return another window than the lake's, if the options ask for one."""
     if (gap is None) != (longest is None) or (timeout is not None and gap is not None):
         raise ConfigurationError(
             "one of a pair is missing", where="--gap, --max", fix="give both, or --timeout alone"
@@ -126,25 +115,15 @@ def parse_window(timeout: str | None, gap: str | None, longest: str | None) -> W
                 fix="give a gap that is no longer than the max",
             )
         return window
-    return None if timeout is None else Window(_parse_timeout(timeout))
-
-
-def _parse_timeout(text: str) -> int:
-    """Return a timeout in ms, which is longer than nothing."""
-    timeout_ms = parse_duration(text)
+    timeout_ms = None if timeout is None else parse_duration(timeout)
     if timeout_ms == 0:
-        raise ConfigurationError(
-            f"`{text}` is too short",
-            where="--timeout",
-            fix="give one that is longer than nothing, such as `30m`",
-        )
-    return timeout_ms
+        fix = "give one that is longer than nothing, such as `30m`"
+        raise ConfigurationError(f"`{timeout}` is too short", where="--timeout", fix=fix)
+    return None if timeout_ms is None else Window(timeout_ms)
 
 
 def parse_time_ms(option: str, text: str, others: str = "") -> int:
-    """Return a time in epoch ms; `others`: what else the option takes, as the error's sentence says
-    it.
-    """
+    """Return a time in epoch ms; `others`: what else the option takes, for the error."""
     time_ms = parse_iso_8601(text)
     if time_ms is None:
         raise ConfigurationError(
@@ -154,8 +133,6 @@ def parse_time_ms(option: str, text: str, others: str = "") -> int:
         )
     if not 0 <= time_ms <= LAST_EVENT_TIME_MS:
         raise ConfigurationError(
-            f"`{text}` is out of range",
-            where=option,
-            fix="give a time from 1970 to the year 9999",
+            f"`{text}` is out of range", where=option, fix="give a time from 1970 to the year 9999"
         )
     return time_ms

@@ -1,10 +1,8 @@
-"""The reader with which commands ask a lake: Spark is imported and started only where it
-is needed.
-"""
+"""The reader with which commands ask a lake: Spark is started only where it is needed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from watersmeet.settings import Settings
 
@@ -12,49 +10,42 @@ if TYPE_CHECKING:
     from watersmeet.lake.table_reader import TableReader
 
 
-def reader_of(settings: Settings) -> TableReader:
+def reader_of(settings: Settings, *, changes: bool = False) -> TableReader:
     """Return the reader that answers questions about the lake.
 
-    Raises WatersmeetError where its object store cannot be read, and where an earlier version made
-    the lake.
+    `changes`: for a command that changes the lake. It moves aside what a power cut has left at the
+    end of the tables' logs; without it, such a lake is refused.
+
+    Raises WatersmeetError where its store cannot be read, and where an earlier version made it.
     """
     from watersmeet.lake.identity import check_layout
     from watersmeet.lake.location import Lake
     from watersmeet.lake.store import check_readable
+    from watersmeet.lake.torn import check_whole, move_aside
 
-    check_readable(Lake(settings))
+    lake = Lake(settings)
+    check_readable(lake)
+    if changes:
+        move_aside(lake)
+    else:
+        check_whole(lake)
     reader = unchecked(settings)
-    check_layout(reader, Lake(settings))
+    check_layout(reader, lake)
     return reader
 
 
-def begun_reader_of(settings: Settings) -> TableReader:
-    """Return the reader of a lake that has begun, for a command that has nothing to do in another.
-
-    Raises ConfigurationError where none has begun, before anything is created there.
-    """
+def begun_reader_of(settings: Settings, *, changes: bool = False) -> TableReader:
+    """Return the reader of a lake that has begun; raises ConfigurationError for another."""
     from watersmeet.lake.identity import check_begun
     from watersmeet.lake.location import Lake
 
-    reader = reader_of(settings)
+    reader = reader_of(settings, changes=changes)
     check_begun(reader, Lake(settings))
     return reader
 
 
 def unchecked(settings: Settings) -> TableReader:
-    """Return the reader that answers questions about any lake.
+    """Return the reader of any lake; only a question that needs Spark starts it."""
+    from watersmeet.engine.choice import lake_reader
 
-    Spark is started by the first question, and only for a lake that needs it.
-    """
-    from watersmeet.lake.choice import reader
-    from watersmeet.lake.location import Lake
-
-    def spark() -> Any:
-        """Return the Spark session of the configuration, imported and started only where it is
-        needed.
-        """
-        from watersmeet.engine.session import spark_session
-
-        return spark_session(settings.spark)
-
-    return reader(Lake(settings), spark)
+    return lake_reader(settings)

@@ -84,10 +84,7 @@ def broker_status(directory: Directory = DEFAULT_BROKER, as_json: Json = False) 
 
 
 def _permissions(config: Path) -> list[Permission]:
-    """Return the permissions that the pipeline of a configuration needs.
-
-    The password that the configuration names may not have been made yet.
-    """
+    # The password that the configuration names may not have been made yet.
     from watersmeet.dev.secure import PASSWORD_VARIABLE
     from watersmeet.kafka.permissions import permissions
 
@@ -97,6 +94,6 @@ def _permissions(config: Path) -> list[Permission]:
 def _show_broker(
     status: BrokerStatus, as_json: bool, allowed: Sequence[Permission] | None = None
 ) -> None:
-    from watersmeet.dev.show import broker_facts, broker_view
+    from watersmeet.dev.broker import broker_facts, broker_view
 
     answer(broker_facts(status, allowed), as_json, broker_view)

@@ -1,7 +1,4 @@
-"""How commands are called: their help, and the sentence about a call that is wrong.
-
-Both are plain text. On a terminal they fit its width; elsewhere an item is one line.
-"""
+"""How commands are called: their help, and the sentence about a wrong call, in plain text."""
 
 from __future__ import annotations
 
@@ -57,10 +54,7 @@ def show_help_alone(context: typer.Context) -> None:
 
 
 def call(app: typer.Typer) -> int:
-    """Call the command that the arguments name; return its exit status.
-
-    Raises TyperException where the arguments are wrong.
-    """
+    """Call the command that the arguments name; return its exit status. Raises TyperException."""
     is_terminal = sys.stdout.isatty()
     width = {"max_content_width": _WIDEST_TEXT} if is_terminal else {"terminal_width": UNLIMITED}
     return app(standalone_mode=False, **width) or 0

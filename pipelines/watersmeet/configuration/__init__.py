@@ -1,3 +1,1 @@
-"""The configuration's file, and the types of its fields; `watersmeet.settings` puts them
-together.
-"""
+"""The configuration's file, and the types of its fields, for `watersmeet.settings`."""

@@ -18,9 +18,7 @@ from watersmeet.errors import Problem
 
 
 class RefusedError(ValueError):
-    """A refusal: what is wrong and its fix, with {path}, {value} and {kind} open in both; `at`
-    leads from the part that refuses to the place that is wrong.
-    """
+    """What is wrong, `at` which place inside, and its fix; {path}, {value}, {kind} are open."""
 
     def __init__(self, what: str, *at: str, fix: str = "") -> None:
         super().__init__(what)
@@ -38,9 +36,7 @@ class FromEnvironment(str):
 # -- the file
 
 _LARGEST_SIZE: Final = 1_000_000
-"""Maximum number of characters of a configuration with its aliases written out, unless the file
-itself has more.
-"""
+"""Maximum characters with aliases written out, unless the file itself has more."""
 _COMPARED: Final = "equals"
 _PASSED_ON: Final = frozenset(["options", "storage", "spark"])
 ANY: Final = "*"
@@ -59,29 +55,22 @@ def read_values(
         content = path.read_bytes()
         loader = yaml.SafeLoader(content)
         document = loader.get_single_node()
-        if document is not None and _size(document, {}) > (
-            limit := max(_LARGEST_SIZE, 2 * len(content))
-        ):
-            raise RefusedError(
-                f"is not usable YAML: its aliases stand for more than {limit} characters",
-                fix="write them out",
-            )
-        _refuse_repeated_keys(document, (), set())
-        _refuse_guesses(document, (), set(), loader)
+        limit = max(_LARGEST_SIZE, 2 * len(content))
+        if document is not None and _size(document, {}) > limit:
+            what = f"is not usable YAML: its aliases stand for more than {limit} characters"
+            raise RefusedError(what, fix="write them out")
+        _check_fields(document, (), set(), loader)
         values: object = None if document is None else loader.construct_document(document)
     except OSError as error:
-        raise RefusedError(
-            f"cannot be read ({error.strerror})",
-            fix="name another file with -c, or write one with `init`",
-        ) from None
+        fix = "name another file with -c, or write one with `init`"
+        raise RefusedError(f"cannot be read ({error.strerror})", fix=fix) from None
     except yaml.YAMLError as error:
         raise RefusedError(_yaml_problem(error)) from None
     except RefusedError:
         raise
     except (ValueError, LookupError, AttributeError, TypeError):
-        raise RefusedError(
-            "is not valid YAML: a value does not fit its tag or type", fix="put text in quotes"
-        ) from None
+        what = "is not valid YAML: a value does not fit its tag or type"
+        raise RefusedError(what, fix="put text in quotes") from None
     if values is None:
         raise RefusedError("is empty", fix="write a configuration, or let `init` write an example")
     if not isinstance(values, dict):
@@ -93,19 +82,13 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     # PyYAML quotes an alias or a tag, which may be a secret: a value that lacks its quotes.
-    what = re.sub(
-        r"(alias|anchor|handle|tag) .*",
-        r"\1",
-        getattr(error, "problem", None) or "unreadable characters",
-    )
+    problem = getattr(error, "problem", None) or "unreadable characters"
+    what = re.sub(r"(alias|anchor|handle|tag) .*", r"\1", problem)
     return f"is not valid YAML{where}: {what}"
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Return how many values and characters a node holds where aliases are written out.
-
-    Raises RecursionError where it contains itself.
-    """
+    # Of all aliases written out. Raises RecursionError where a node contains itself.
     if id(node) not in sizes:
         size = 1 + len(node.value)
         if not isinstance(node, yaml.ScalarNode):
@@ -116,29 +99,32 @@ def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
     return sizes[id(node)]
 
 
-def _refuse_guesses(
+def _check_fields(
     node: yaml.Node | None, at: tuple[str, ...], seen: set[int], loader: yaml.SafeLoader
 ) -> None:
-    """Raise RefusedError for a scalar without quotes that YAML takes for something else than it
-    looks like.
-
-    Looked at are those that records are compared with, and those that are passed on as text.
-    """
-    if node is None or id(node) in seen or isinstance(node, yaml.ScalarNode):
+    if node is None or id(node) in seen:
         return
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_guesses(item, at, seen, loader)
-        return
-    for key, value in node.value:
-        place = at if key.tag == _MERGE else (*at, str(key.value))
-        if isinstance(value, yaml.ScalarNode) and value.style is None and value.value:
-            if place[-1:] == (_COMPARED,):
-                _refuse_other_json(value.value, loader.construct_object(value), place)
-            elif place[-2:-1] and place[-2] in _PASSED_ON:
-                _refuse_other_text(value.value, loader.construct_object(value), place)
-        _refuse_guesses(value, place, seen, loader)
+            _check_fields(item, at, seen, loader)
+    elif isinstance(node, yaml.MappingNode):
+        names: set[str] = set()
+        for key, value in node.value:
+            name = str(key.value)
+            if name in names:  # YAML would silently keep the last one
+                what = f"field `{{path}}` is repeated in line {key.start_mark.line + 1}"
+                raise RefusedError(what, *at, name, fix="keep one")
+            names.add(name)
+            place = at if key.tag == _MERGE else (*at, name)
+            # A scalar without quotes that YAML takes for something else than it looks like matters
+            # where records are compared with it, and where it is passed on as text.
+            if isinstance(value, yaml.ScalarNode) and value.style is None and value.value:
+                if place[-1:] == (_COMPARED,):
+                    _refuse_other_json(value.value, loader.construct_object(value), place)
+                elif place[-2:-1] and place[-2] in _PASSED_ON:
+                    _refuse_other_text(value.value, loader.construct_object(value), place)
+            _check_fields(value, place, seen, loader)
 
 
 def _refuse_other_json(spelled: str, value: object, at: tuple[str, ...]) -> None:
@@ -160,52 +146,22 @@ def _refuse_other_json(spelled: str, value: object, at: tuple[str, ...]) -> None
 
 
 def _refuse_other_text(spelled: str, value: object, at: tuple[str, ...]) -> None:
-    """Raise RefusedError, without the value, which may be a secret."""
     if not isinstance(value, str) and _as_json(value) != spelled:
-        raise RefusedError(
-            f"{{path}} is {_kind_of(value)} in YAML, and not as it is spelled",
-            *at,
-            fix="put it in quotes",
-        )
+        what = f"{{path}} is {_kind_of(value)} in YAML, and not as it is spelled"
+        raise RefusedError(what, *at, fix="put it in quotes")
 
 
 def _as_json(value: object) -> str | None:
-    """Return a scalar as JSON has it; None where JSON has no such value."""
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
         return None
 
 
-def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set[int]) -> None:
-    """Raise RefusedError for a key that is written twice: YAML would silently keep the last one."""
-    if node is None or id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_repeated_keys(item, at, seen)
-    elif isinstance(node, yaml.MappingNode):
-        names: set[str] = set()
-        for key, value in node.value:
-            name = str(key.value)
-            if name in names:
-                raise RefusedError(
-                    f"field `{{path}}` is repeated in line {key.start_mark.line + 1}",
-                    *at,
-                    name,
-                    fix="keep one",
-                )
-            names.add(name)
-            _refuse_repeated_keys(value, (*at, name), seen)
-
-
 def _substituted(
     value: object, environ: Mapping[str, str], kept: Collection[tuple[str, ...]], *at: str
 ) -> object:
-    """Return a value with every `${NAME}` in it replaced once; what a variable holds is not
-    searched again.
-    """
+    # Once: what a variable holds is not searched again.
     if isinstance(value, dict):
         return {
             key: _substituted(item, environ, kept, *at, str(key)) for key, item in value.items()
@@ -224,9 +180,6 @@ def _substituted(
     names: list[str] = []
 
     def lookup(match: re.Match[str]) -> str:
-        """Return the value of an environment variable that a text names. Raises RefusedError where
-        it is not set or misnamed.
-        """
         name = match[1] or ""
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise RefusedError(
@@ -292,18 +245,12 @@ def _problem_at(at: tuple[str, ...], fault: Any) -> Problem:
 def problem_of(
     open_problem: Problem | RefusedError, at: tuple[str, ...], value: object = None, **facts: object
 ) -> Problem:
-    """Return a problem, each of its parts on one line, with its place, its value and further facts
-    filled in.
-    """
+    """Return a problem, each part on one line, with its place, value and facts filled in."""
     filled = {name: str(fact).replace("'", "") for name, fact in facts.items()}
-    filled |= {
-        "path": " ".join(".".join(at).split()),
-        "value": _shown(value),
-        "kind": _kind_of(value),
-    }
+    place = " ".join(".".join(at).split())
+    filled |= {"path": place, "value": _shown(value), "kind": _kind_of(value)}
 
     def fill(text: str) -> str:
-        """Return a text with what is open in it filled in, where it is known."""
         return re.sub(r"\{(\w+)\}", lambda match: filled.get(match[1], match[0]), text)
 
     return Problem(fill(open_problem.what), fix=fill(open_problem.fix))
@@ -321,7 +268,6 @@ def _shown(value: object) -> str:
 
 
 def _kind_of(value: object) -> str:
-    """Return the kind of a value of YAML, in words that do not show the value."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     kinds: dict[Any, str] = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import (
     AfterValidator,
+    AliasGenerator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -25,7 +26,7 @@ from pydantic import (
 
 from watersmeet.configuration import values as kinds
 from watersmeet.configuration.file import RefusedError, known_instead
-from watersmeet.core.paths import parse_path
+from watersmeet.core.texts import parse_path
 
 if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
     import pyarrow as pa
@@ -40,12 +41,15 @@ _SECRET = frozenset(["options", "storage", "spark"])
 
 
 class Part(BaseModel):
-    """A mapping that has the fields of its class, under their names in YAML, and no others; `repr`
-    never shows a secret.
-    """
+    """A mapping with the fields of its class alone, by their YAML names; `repr` shows no secret."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        hide_input_in_errors=True,
+        # In YAML a value says its unit itself.
+        alias_generator=AliasGenerator(validation_alias=lambda name: name.removesuffix("_ms")),
     )
 
     @model_validator(mode="before")
@@ -54,31 +58,27 @@ class Part(BaseModel):
         # Built in Python, by the names of the attributes; or no part.
         if info.context is None or not isinstance(data, Mapping):
             return data
-        fields = {
-            str(field.validation_alias or name): field for name, field in cls.model_fields.items()
-        }
-        for name in data:
+        fields = {str(field.validation_alias): field for field in cls.model_fields.values()}
+        for name in map(str, data):
             if name not in fields:
-                raise RefusedError(
-                    "unknown field `{path}`",
-                    str(name),
-                    fix=known_instead(str(name), list(fields)),
-                )
+                instead = known_instead(name, list(fields))
+                raise RefusedError("unknown field `{path}`", name, fix=instead)
         for name, field in fields.items():
             if field.is_required() and name not in data:
                 example = f", such as `{name}: {field.examples[0]}`" if field.examples else ""
-                raise RefusedError(
-                    "required field `{path}` is missing", name, fix=f"add it{example}"
-                )
+                what = "required field `{path}` is missing"
+                raise RefusedError(what, name, fix=f"add it{example}")
         return data
 
+    @classmethod
+    def attributes(cls, *names: str) -> dict[str, str]:
+        """Return these attributes by their names in YAML, in this order."""
+        return {str(cls.model_fields[name].validation_alias): name for name in names}
+
     def changed(self: _P, **values: Any) -> _P:
-        """Return the part with other values of some attributes, and nothing computed from the old
-        ones.
-        """
-        return type(self)(
-            **{name: getattr(self, name) for name in type(self).model_fields} | values
-        )
+        """Return the part with other values of some attributes, computed anew."""
+        same = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**same | values)
 
     def __repr_args__(self) -> Any:
         for name, value in super().__repr_args__():
@@ -101,12 +101,11 @@ class FirstOf(Part):
     """Paths of which the first that leads to something but null counts."""
 
     first_of: Annotated[
-        tuple[kinds.DottedPath, ...], Field(min_length=1), AfterValidator(kinds.different_paths)
+        tuple[kinds.DottedPath, ...], Field(min_length=1), kinds.different_paths
     ] = Field(examples=["[after.id, before.id]"])
 
 
 def _is_of(value: object, part: type[Part], name: str) -> bool:
-    """Return True for such a part, or a mapping that has one of its fields."""
     return isinstance(value, part) or (isinstance(value, Mapping) and name in value)
 
 
@@ -153,7 +152,7 @@ _Key = Annotated[
     | Annotated[
         tuple[_Paths, ...],
         Field(min_length=1),
-        AfterValidator(kinds.different_paths),
+        kinds.different_paths,
         AfterValidator(lambda paths: paths if len(paths) > 1 else paths[0]),
         Tag("<all>"),
     ]
@@ -198,10 +197,7 @@ def _shape_of_event_time(value: object) -> str:
 
 
 def recorded(rule: Any) -> Any:
-    """Return the dumped rule of a key or an event time as lakes record it.
-
-    There a list has always meant the first path that is there.
-    """
+    """Return a dumped rule as lakes record it: a list there is the first path that is there."""
     match rule:
         case {"first_of": paths}:
             return [*paths]
@@ -230,27 +226,24 @@ def spelled(rule: Any) -> str:
     return text.removesuffix("...\n").rstrip()
 
 
+def _as_tuple(topics: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (topics,) if isinstance(topics, str) else topics
+
+
 def _parsed(paths: str | FirstOf) -> tuple[tuple[str, ...], ...]:
-    """Return the paths that a configuration names: one or more."""
     return tuple(map(parse_path, (paths,) if isinstance(paths, str) else paths.first_of))
 
 
 class RegistrySettings(Part):
-    """The schema registry (of Confluent's API) that has the schemas which a source's values were
-    written with.
-    """
+    """The schema registry (of Confluent's API) with the schemas of a source's writers."""
 
     url: kinds.Url = Field(examples=["http://127.0.0.1:8081"], repr=False)
     options: kinds.RegistryOptions = {}
-    unknown_after_ms: kinds.PositiveDuration | None = Field(
-        default=None, validation_alias="unknown_after"
-    )
+    unknown_after_ms: kinds.PositiveDuration | None = None
 
 
 class RepartitionSettings(Part):
-    """The topic that a source's records come from, or several, and how many partitions the source's
-    own topic has.
-    """
+    """The topics that a source's records come from, and the partitions of the source's own."""
 
     origin: kinds.Topics = Field(validation_alias="from", examples=["clicks"])
     partitions: kinds.Partitions = Field(examples=["6"])
@@ -258,13 +251,11 @@ class RepartitionSettings(Part):
     @property
     def from_topics(self) -> tuple[str, ...]:
         """The topics that the records come from, in ascending order."""
-        return (self.origin,) if isinstance(self.origin, str) else self.origin
+        return _as_tuple(self.origin)
 
 
 class SourceSettings(Part):
-    """One topic of the merge, or several that are alike, and where their records carry their key
-    and their event time.
-    """
+    """One topic, or several that are alike, and where their records carry key and event time."""
 
     topic: kinds.Topics = Field(examples=["tracking"])
     id_path: kinds.DottedPath | None = Field(default=None, validation_alias="id")
@@ -314,7 +305,7 @@ class SourceSettings(Part):
     @property
     def topics(self) -> tuple[str, ...]:
         """The topics, in the order of their names: one or more."""
-        return (self.topic,) if isinstance(self.topic, str) else self.topic
+        return _as_tuple(self.topic)
 
     @field_validator("event_time")
     @classmethod
@@ -336,7 +327,6 @@ class SourceSettings(Part):
 
     @property
     def _keys(self) -> tuple[str | FirstOf, ...]:
-        """The paths of each part of the key; none where records are sent with it."""
         if self.key is None or isinstance(self.key, HeaderKey):
             return ()
         return self.key if isinstance(self.key, tuple) else (self.key,)
@@ -346,19 +336,13 @@ class SourceSettings(Part):
         if info.context is None:  # built in Python, perhaps of a lake that has had no schema yet
             return self
         if self.format == "avro" and self.schema_file is None:
-            raise RefusedError(
-                "required field `{path}` is missing",
-                "schema",
-                fix="Avro cannot be read without it, so name a file",
-            )
+            fix = "Avro cannot be read without it, so name a file"
+            raise RefusedError("required field `{path}` is missing", "schema", fix=fix)
         if self.registry is not None and self.format != "avro":
             raise RefusedError("{path} is for `format: avro` alone", "registry", fix="leave it out")
         if self.repartition is not None and len(self.topics) > 1:
-            raise RefusedError(
-                "{path} is not possible where the source has several topics",
-                "repartition",
-                fix="name one topic",
-            )
+            what = "{path} is not possible where the source has several topics"
+            raise RefusedError(what, "repartition", fix="name one topic")
         return self
 
     @cached_property
@@ -372,10 +356,7 @@ class SourceSettings(Part):
 
     @cached_property
     def avro_schema(self) -> "AvroSchema | None":
-        """The schema of values that are Avro; raises ConfigurationError where the file holds none.
-
-        With a registry, it does not know the schemas of its writers yet.
-        """
+        """The schema of Avro values, without its writers' schemas; raises ConfigurationError."""
         from watersmeet.core.avro_schema import avro_schema
 
         if self.format != "avro" or self.schema_file is None:
@@ -387,7 +368,6 @@ class SourceSettings(Part):
 
     @property
     def _earlier(self) -> "list[SourceSettings]":
-        """The source with each schema that a living lake had in this one's place."""
         earlier = self.schema_file.earlier if self.schema_file else ()
         return [self.changed(schema_file=file) for file in earlier]
 
@@ -400,17 +380,13 @@ class SourceSettings(Part):
 
     @cached_property
     def value_type(self) -> "pa.DataType":
-        """The type of a value in silver: text, or a struct with the fields of the schema and of
-        those before it.
-        """
+        """The type of a value in silver: text, or a struct of this and all earlier schemas."""
         from watersmeet.core.types import widened
 
         return reduce(widened, [*(source.read_type for source in self._earlier), self.read_type])
 
     def clashing_fields(self) -> list[tuple[str, str]]:
-        """Return the fields of the schema that silver cannot have beside those of earlier schemas
-        (`core.types.clashes`).
-        """
+        """Return the fields that `core.types.clashes` finds against earlier schemas."""
         from watersmeet.core.types import clashes, widened
 
         earlier = [source.read_type for source in self._earlier]
@@ -421,8 +397,8 @@ class SourceSettings(Part):
     ) -> "ReadingRules":
         """Return the rules by which this source's records are read.
 
-        `tenant`: the path of their tenant, where there are tenants. `leaves_undecodable`: records
-        that cannot be decoded are left to another source of the same topic.
+        `tenant`: the path of their tenant, if any. `leaves_undecodable`: records that cannot be
+        decoded are left to another source of the same topic.
         """
         from watersmeet.core.reading import ReadingRules
 

@@ -1,11 +1,9 @@
-"""The kinds of values in the configuration: each takes what YAML gave and returns what the program
-uses, or refuses it.
-"""
+"""The kinds of values in the configuration: each takes what YAML gave, or refuses it."""
 
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -25,7 +23,7 @@ from pydantic import (
 )
 
 from watersmeet.configuration.file import FromEnvironment, RefusedError
-from watersmeet.core.paths import PATH_PATTERN
+from watersmeet.core.texts import PATH_PATTERN
 from watersmeet.core.times import LAST_EVENT_TIME_MS, parse_iso_8601, zone_names
 from watersmeet.errors import ConfigurationError
 
@@ -58,46 +56,12 @@ SHORTEST_RETENTION_MS: Final = 3_600_000
 # messages; and `waits_for`, a column of the live view.
 RESERVED_NAMES: Final = frozenset(
     [
-        "partition",
-        "merge_key",
-        "status",
-        "event_time",
-        "last_event_time",
-        "valid",
-        "invalid_reason",
-        "batch",
-        "generation",
-        "due",
-        "closed_at",
-        "tenant",
-        "position",
-        "record_bytes",
-        "record_count",
-        "record_ids",
-        "source",
-        "topic",
-        "offset",
-        "value",
-        "u",
-        "id",
-        "of_offset",
-        "is_late",
-        "is_late_born",
-        "version",
-        "settled_at",
-        "first_event_time",
-        "has_message",
-        "after_offset",
-        "decided_at",
-        "from_offset",
-        "until_offset",
-        "head",
-        "clock",
-        "epoch",
-        "committed_at",
-        "key",
-        "seq",
-        "waits_for",
+        *("partition", "merge_key", "status", "event_time", "last_event_time", "valid"),
+        *("invalid_reason", "batch", "generation", "due", "closed_at", "tenant", "position"),
+        *("record_bytes", "record_count", "record_ids", "source", "topic", "offset", "value"),
+        *("u", "id", "of_offset", "is_late", "is_late_born", "version", "settled_at"),
+        *("first_event_time", "has_message", "after_offset", "decided_at", "from_offset"),
+        *("until_offset", "head", "clock", "epoch", "committed_at", "key", "seq", "waits_for"),
     ]
 )
 # Columns beside the sources while merge records change and messages are made.
@@ -113,7 +77,7 @@ OWN_OPTIONS: Final = re.compile(
     r"|request\.required\.acks|partitioner|message\.max\.bytes|(delivery|message)\.timeout\.ms"
     r"|max\.in\.flight(\..*)?|retries|message\.send\.max\.retries"
     r"|delivery\.report\.only\.error|(key|value)\.(de)?serializer"
-    r"|log_level|log\.queue|logger|default\.topic\.config|on_commit|on_delivery|[a-z_]+_cb"
+    r"|log_level|log\.(queue|connection\.close)|logger|default\.topic\.config|on_commit|on_delivery|[a-z_]+_cb"
 )
 
 _WITH_CONTAINERS: Final = frozenset(["abfs", "abfss", "wasb", "wasbs"])
@@ -131,10 +95,7 @@ _RIGHT_DURATION: Final = "write a whole number and ms, s, m, h or d, such as `30
 
 
 def _else(what: str, fix: str = "") -> WrapValidator:
-    """Return the validator that says one thing of whatever pydantic finds wrong with a value."""
-
     def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
-        """Return the valid value. Raises RefusedError for any other one."""
         try:
             return handler(value)
         except ValidationError:
@@ -147,10 +108,7 @@ def _else(what: str, fix: str = "") -> WrapValidator:
 
 
 def parse_duration(text: str) -> int:
-    """Return a duration in ms, from text with a whole number and a unit (500ms, 30s, 30m, 12h, 7d).
-
-    Raises ConfigurationError for anything else.
-    """
+    """Return the ms of a text such as 500ms, 30s, 30m, 12h, 7d. Raises ConfigurationError."""
     match = re.fullmatch(r"([0-9]{1,18})(ms|s|m|h|d)", text)
     duration_ms = int(match[1]) * DURATION_UNITS_MS[match[2]] if match else -1
     # Nothing longer can mean anything; and sums of two stay inside a bigint.
@@ -161,9 +119,6 @@ def parse_duration(text: str) -> int:
 
 def _duration(shortest_ms: int = 0, right: str = "") -> BeforeValidator:
     def duration(value: object, info: ValidationInfo) -> int:
-        """Return a duration in ms, from text such as `30m`. Raises RefusedError for
-        anything else.
-        """
         try:
             # Settings built in Python have a number: there the name says the unit.
             if info.context is None and isinstance(value, int):
@@ -182,7 +137,6 @@ def _duration(shortest_ms: int = 0, right: str = "") -> BeforeValidator:
 
 
 def _share(value: object, info: ValidationInfo) -> object:
-    """Return a percentage such as `50%` as a share of 1. Raises ValueError for anything else."""
     if info.context is None and not isinstance(value, str):  # built in Python, as the share itself
         return value
     match = re.fullmatch(r"([0-9]{1,3}(\.[0-9]{1,9})?)%", value if isinstance(value, str) else "")
@@ -192,22 +146,15 @@ def _share(value: object, info: ValidationInfo) -> object:
 
 
 def _whole(value: object) -> object:
-    """Return the number for digits from the environment, and any other value as it is.
-
-    Digits in quotes are text, but a variable has no other way to give a number.
-    """
+    # Digits in quotes are text, but a variable has no other way to give a number.
     return _whole_of_key(value) if isinstance(value, FromEnvironment) else value
 
 
 def _whole_of_key(value: object) -> object:
-    """Return the number for digits, as a key of JSON has them, and any other value as it is."""
     return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value) else value
 
 
 def _size(value: object) -> object:
-    """Return the number of bytes for text with a unit, such as `8MiB`, and any other value as
-    `_whole` does.
-    """
     match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]+)", value) if isinstance(value, str) else None
     if match and match[2] in SIZE_UNITS:
         return int(match[1]) * SIZE_UNITS[match[2]]
@@ -215,12 +162,7 @@ def _size(value: object) -> object:
 
 
 def _timestamp(given: object) -> int:
-    """Return a time in epoch ms, from a time of YAML, from ISO 8601 text, or from a number (epoch
-    ms).
-
-    A time that names no zone is UTC. A finer part is cut off. Raises RefusedError for anything
-    else.
-    """
+    # A time that names no zone is UTC. A finer part is cut off.
     value = given.isoformat() if isinstance(given, date) else _whole(given)
     timestamp_ms = parse_iso_8601(value) if isinstance(value, str) else value
     if type(timestamp_ms) is not int:
@@ -238,10 +180,7 @@ def _timestamp(given: object) -> int:
 
 
 def _not_without_unit(size: int, info: ValidationInfo) -> int:
-    """Return a size as it is; raise RefusedError for one of a file that is smaller than any use.
-
-    A lake may have been begun with one.
-    """
+    # Only of a file: a lake may have been begun with such a size.
     if info.context is not None and size < SMALLEST_SIZE:
         raise RefusedError(
             "{path}: {value} is too small, since the headers of a message alone count "
@@ -251,49 +190,25 @@ def _not_without_unit(size: int, info: ValidationInfo) -> int:
     return size
 
 
-_FROM_1_TO: Final = "{path}: {value} is not a whole number from 1 to "
-_FROM_0_TO: Final = "{path}: {value} is not a whole number from 0 to "
+def _number(
+    least: int, most: int, read: Callable[[object], object] = _whole, what: str = "a whole number"
+) -> BeforeValidator:
+    def number(value: object) -> int:
+        found = read(value)
+        if type(found) is not int or not least <= found <= most:
+            raise RefusedError(f"{{path}}: {{value}} is not {what} from {least} to {most}")
+        return found
 
-Count = Annotated[
-    int,
-    Field(strict=True, ge=1, le=LARGEST_COUNT),
-    BeforeValidator(_whole),
-    _else(f"{_FROM_1_TO}{LARGEST_COUNT}"),
-]
-Size = Annotated[
-    int,
-    Field(strict=True, ge=1, le=LARGEST_MESSAGE),
-    BeforeValidator(_size),
-    _else(
-        "{path}: {value} is not a size in bytes (such as `8MiB`, or a whole number) from 1 to "
-        f"{LARGEST_MESSAGE}"
-    ),
-    AfterValidator(_not_without_unit),
-]
-Partitions = Annotated[
-    int,
-    Field(strict=True, ge=1, le=MOST_PARTITIONS),
-    BeforeValidator(_whole),
-    _else(f"{_FROM_1_TO}{MOST_PARTITIONS}"),
-]
-Port = Annotated[
-    int,
-    Field(strict=True, ge=1, le=LARGEST_PORT),
-    BeforeValidator(_whole),
-    _else(f"{_FROM_1_TO}{LARGEST_PORT}"),
-]
-Partition = Annotated[
-    int,
-    Field(strict=True, ge=0, le=LARGEST_COUNT),
-    BeforeValidator(_whole_of_key),
-    _else(f"{_FROM_0_TO}{LARGEST_COUNT}"),
-]
-Offset = Annotated[
-    int,
-    Field(strict=True, ge=0, le=LARGEST_OFFSET),
-    BeforeValidator(_whole),
-    _else(f"{_FROM_0_TO}{LARGEST_OFFSET}"),
-]
+    return BeforeValidator(number)
+
+
+_SIZE: Final = "a size in bytes (such as `8MiB`, or a whole number)"
+Count = Annotated[int, _number(1, LARGEST_COUNT)]
+Size = Annotated[int, _number(1, LARGEST_MESSAGE, _size, _SIZE), AfterValidator(_not_without_unit)]
+Partitions = Annotated[int, _number(1, MOST_PARTITIONS)]
+Port = Annotated[int, _number(1, LARGEST_PORT)]
+Partition = Annotated[int, _number(0, LARGEST_COUNT, _whole_of_key)]
+Offset = Annotated[int, _number(0, LARGEST_OFFSET)]
 Duration = Annotated[int, _duration()]
 PositiveDuration = Annotated[int, _duration(1, "longer than nothing, such as `30m`")]
 Retention = Annotated[int, _duration(SHORTEST_RETENTION_MS, "`1h` or longer, such as `7d`")]
@@ -310,7 +225,6 @@ Share = Annotated[
 
 def _matching(pattern: str, kind: str, fix: str) -> AfterValidator:
     def matching(text: str) -> str:
-        """Return the text as it is. Raises RefusedError where it does not match the pattern."""
         if not re.fullmatch(pattern, text):
             raise RefusedError(f"{{path}}: {{value}} is not {kind}", fix=fix)
         return text
@@ -344,12 +258,8 @@ def _not_reserved(name: str) -> str:
 
 
 def _location(text: str, info: ValidationInfo) -> str:
-    """Return a URI as it is; any other text is a path, made absolute from the folder of the
-    configuration file.
-
-    Raises RefusedError for a URI with credentials, since a location is shown to everybody, and for
-    one that does not say the whole way: it would be counted from wherever the process runs.
-    """
+    # A path is counted from the configuration's folder. A URI with credentials is refused, since a
+    # location is shown to everybody, and one that does not say the whole way.
     if re.match(_SCHEME, text):
         if not re.match(_WHOLE_URI, text):
             raise RefusedError(
@@ -367,19 +277,15 @@ def _location(text: str, info: ValidationInfo) -> str:
 
 
 def _file(location: str) -> str:
-    """Return a location as it is. Raises RefusedError for one in a store, which has no files that
-    grow.
-    """
+    # A store has no files that grow.
     if re.match(_SCHEME, location):
         raise RefusedError("{path}: {value} is a URI", fix="name a file by its path")
     return location
 
 
 def _may_have_credentials(uri: str) -> bool:
-    """Return True where a URI has user information or a query, such as a signature of Azure's.
-
-    In Azure's URIs a container stands before the `@`. The path of a `file:` URI is literal.
-    """
+    # User information, or a query, such as a signature of Azure's, in whose URIs a container stands
+    # before the `@`. The path of a `file:` URI is literal.
     scheme, _, rest = uri.partition(":")
     if scheme.lower() == "file":
         return False
@@ -391,12 +297,10 @@ def _may_have_credentials(uri: str) -> bool:
 
 @dataclass(frozen=True)
 class SchemaFile:
-    """The file of a schema, or of a suite of expectations, and the text that it had when the
-    configuration was read.
+    """The file of a schema or a suite, and the text that it had when the configuration was read.
 
     `earlier`: those that a living lake had in its place, the oldest first. `since`: by partition,
-    the first offset whose value was written with a schema of bare Avro, which values do not name; 0
-    where none is given.
+    the first offset (else 0) whose value was written with a schema of bare Avro.
     """
 
     path: Path
@@ -430,23 +334,17 @@ def _absolute(path: Path, info: ValidationInfo) -> Path:
         ) from None
 
 
-def _names_of_topics(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names in ascending order, since their own order says nothing.
+def _each_once(what: str) -> AfterValidator:
+    def each_once(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        for value in values:
+            if values.count(value) > 1:
+                raise RefusedError(f"{{path}} names {value} twice", fix=f"name each {what} once")
+        return values
 
-    Raises RefusedError for one that is there twice.
-    """
-    for name in names:
-        if names.count(name) > 1:
-            raise RefusedError(f"{{path}} names {name} twice", fix="name each topic once")
-    return tuple(sorted(names))
+    return AfterValidator(each_once)
 
 
-def different_paths(paths: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the paths as they are. Raises RefusedError where two are the same."""
-    for path in paths:
-        if paths.count(path) > 1:
-            raise RefusedError(f"{{path}} names {path} twice", fix="name each path once")
-    return paths
+different_paths: Final = _each_once("path")
 
 
 def _shape_of_names(value: object) -> str:
@@ -477,7 +375,11 @@ TopicName = Annotated[
 Topics = Annotated[
     Annotated[TopicName, Tag("<name>")]
     | Annotated[
-        tuple[TopicName, ...], Field(min_length=1), AfterValidator(_names_of_topics), Tag("<names>")
+        tuple[TopicName, ...],
+        Field(min_length=1),
+        _each_once("topic"),
+        AfterValidator(lambda names: tuple(sorted(names))),
+        Tag("<names>"),
     ],
     Discriminator(_shape_of_names),
 ]
@@ -540,28 +442,26 @@ def _as_text(value: object) -> str:
     return str(scalar).lower() if isinstance(scalar, bool) else str(scalar)
 
 
-def _not_own(options: dict[str, str]) -> dict[str, str]:
+def _without(own: re.Pattern[str]) -> AfterValidator:
+    def without(options: dict[str, str]) -> dict[str, str]:
+        for name in options:
+            if own.fullmatch(name):
+                raise RefusedError("{path} is set by Watersmeet itself", name, fix="leave it out")
+        return options
+
+    return AfterValidator(without)
+
+
+def _named_as_by_librdkafka(options: dict[str, str]) -> dict[str, str]:
     for name in options:
-        if OWN_OPTIONS.fullmatch(name):
-            raise RefusedError("{path} is set by Watersmeet itself", name, fix="leave it out")
         if name.startswith("kafka."):
-            raise RefusedError(
-                "{path}: options are named as librdkafka names them",
-                name,
-                fix="leave out the leading `kafka.`",
-            )
+            what = "{path}: options are named as librdkafka names them"
+            raise RefusedError(what, name, fix="leave out the leading `kafka.`")
     return options
 
 
 # Options that carry a promise: that trouble is seen as such, and that the run waits for its end.
 _OWN_REGISTRY_OPTIONS: Final = re.compile(r"url|timeout|max\.retries|retries\..*|cache\..*")
-
-
-def _not_own_of_registry(options: dict[str, str]) -> dict[str, str]:
-    for name in options:
-        if _OWN_REGISTRY_OPTIONS.fullmatch(name):
-            raise RefusedError("{path} is set by Watersmeet itself", name, fix="leave it out")
-    return options
 
 
 Flag = Annotated[
@@ -572,8 +472,8 @@ Flag = Annotated[
 ]
 Scalar = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
 Options = Annotated[dict[str, Annotated[str, BeforeValidator(_as_text)]], BeforeValidator(_named)]
-KafkaOptions = Annotated[Options, AfterValidator(_not_own)]
-RegistryOptions = Annotated[Options, AfterValidator(_not_own_of_registry)]
+KafkaOptions = Annotated[Options, _without(OWN_OPTIONS), AfterValidator(_named_as_by_librdkafka)]
+RegistryOptions = Annotated[Options, _without(_OWN_REGISTRY_OPTIONS)]
 
 
 # -- where reading begins
@@ -593,9 +493,7 @@ class StartTimestamp:
 
 @dataclass(frozen=True)
 class StartOffsets:
-    """A start at these offsets, by source and partition; a partition that is not named starts at
-    the earliest.
-    """
+    """A start at these offsets, by source and partition; elsewhere at the earliest."""
 
     offsets: Annotated[
         dict[

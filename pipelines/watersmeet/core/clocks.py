@@ -26,7 +26,7 @@ from watersmeet.core.plan import (
     positions_of,
 )
 from watersmeet.core.positions import Positioned
-from watersmeet.core.tenants import HEADS, TenantClocks
+from watersmeet.core.tenants import HEADS, Cut, TenantClocks
 
 Idle = Mapping[TopicPartition, Sequence[IdleDecision]]
 """The idle policy's decisions by topic-partition."""
@@ -54,18 +54,6 @@ class Clocks(Protocol):
         """
         ...
 
-    def unknown_tenant_clocks(self) -> dict[int, int]:
-        """Return by partition the clock of a tenant of which nothing is known."""
-        ...
-
-    def tenant_clocks(self) -> dict[tuple[int, str], int]:
-        """Return by partition and tenant the clocks of the tenants that are known there."""
-        ...
-
-    def considered(self) -> dict[TopicPartition, int]:
-        """Return by topic-partition the position of the last record that tenants' clocks count."""
-        ...
-
     def may_have_late(self, records: pa.Table, rules: Rules) -> bool:
         """Return True where there may be late records that the plan of the batch has not seen.
 
@@ -75,6 +63,10 @@ class Clocks(Protocol):
 
     def heads(self) -> pa.Table:
         """Return what the batch leaves to the next one (`core.tenants.HEADS`)."""
+        ...
+
+    def cuts(self) -> dict[TopicPartition, Cut]:
+        """Return the cuts of tenants' clocks that the batch has moved."""
         ...
 
     def ahead(self) -> dict[int, tuple[tuple[str, int], ...]]:
@@ -167,18 +159,6 @@ class SharedClock:
         """See `Clocks.last_open`."""
         return due
 
-    def unknown_tenant_clocks(self) -> dict[int, int]:
-        """See `Clocks.unknown_tenant_clocks`."""
-        return dict(self.plan.clocks)
-
-    def tenant_clocks(self) -> dict[tuple[int, str], int]:
-        """See `Clocks.tenant_clocks`."""
-        return {}
-
-    def considered(self) -> dict[TopicPartition, int]:
-        """See `Clocks.considered`."""
-        return {}
-
     def may_have_late(self, records: pa.Table, rules: Rules) -> bool:  # noqa: ARG002
         """See `Clocks.may_have_late`. The plan has seen every position."""
         return False
@@ -186,6 +166,10 @@ class SharedClock:
     def heads(self) -> pa.Table:
         """See `Clocks.heads`. The plan has all that the next one needs."""
         return HEADS.empty_table()
+
+    def cuts(self) -> dict[TopicPartition, Cut]:
+        """See `Clocks.cuts`."""
+        return {}
 
     def ahead(self) -> dict[int, tuple[tuple[str, int], ...]]:
         """See `Clocks.ahead`."""

@@ -1,6 +1,6 @@
 """Reading of ordinary JSON records column by column, at a quarter of the cost of one by one.
 
-Only the fields that the rules name are decoded; all others are checked and skipped. Whatever is not
+Only fields that the rules name are decoded; the others are checked and skipped. Whatever is not
 quite ordinary is left to `core.reading`, which alone knows why a record is refused.
 """
 
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from watersmeet.core.columns import Booleans, Int64s, int64s, lengths, one_chunk, time_column
 from watersmeet.core.items import MAX_ITEMS, has_many_items
 from watersmeet.core.json_text import MAX_DEPTH, is_deeper, key_text
-from watersmeet.core.paths import Path
+from watersmeet.core.texts import Path
 from watersmeet.core.times import LAST_EVENT_TIME_MS, parse_iso_8601, time_zone
 from watersmeet.core.types import NO_TENANT
 
@@ -55,11 +55,9 @@ ColumnReader: TypeAlias = Callable[[pa.RecordBatch, Int64s], ColumnsRead]
 def column_reader(rules: ReadingRules) -> ColumnReader | None:
     """Return the function that reads records under the rules, or None where it cannot.
 
-    Its arguments are records with the columns `key`, `value` and `headers`, and Kafka's timestamps
-    in ms. It reads a record as `core.reading.read_records` does, or leaves it, whatever its bytes.
-
-    There is no such function for rules with a schema, with `where`, with a number as the mark of
-    heartbeats, or where one path leads into what another leads to.
+    It takes records (`key`, `value`, `headers`) and Kafka's timestamps (ms), and reads a record as
+    `core.reading.read_records` does, or leaves it. There is none for rules with a schema, with
+    `where`, with a number as the mark of heartbeats, or where one path leads into another.
     """
     has_number = rules.heartbeat is not None and not isinstance(rules.heartbeat[1], (str, bool))
     if rules.schema is not None or rules.where is not None or has_number:
@@ -68,10 +66,7 @@ def column_reader(rules: ReadingRules) -> ColumnReader | None:
 
 
 def sent_keys(kafka: pa.Table | pa.RecordBatch, header: str | None) -> pa.Array:
-    """Return the key that each record was sent with, as bytes: Kafka's own, or that in a header.
-
-    Of several headers with the name, the last one counts.
-    """
+    """Return the key (bytes) that each record was sent with: Kafka's, or the last in a header."""
     if header is None:
         return one_chunk(kafka["key"])
     headers = one_chunk(kafka["headers"])
@@ -96,7 +91,6 @@ def _column_reader(rules: ReadingRules) -> ColumnReader | None:
     times_of = _times_reader(rules, fields)
 
     def read(kafka: pa.RecordBatch, kafka_times_ms: Int64s) -> ColumnsRead:
-        """Return what is read from the records that are not left."""
         documents = fields.decode(kafka.column("value"))
         times_ms = times_of(documents, kafka_times_ms)
         is_heartbeat: Booleans = np.zeros(len(documents), np.bool_)
@@ -108,7 +102,7 @@ def _column_reader(rules: ReadingRules) -> ColumnReader | None:
         if rules.keys:
             keys = _joined([_texts(fields.values(documents, paths)) for paths in rules.keys])
         else:
-            keys = _utf8(sent_keys(kafka, rules.key_header))
+            keys = utf8(sent_keys(kafka, rules.key_header))
         if tenants:
             tenant = pa.array(_texts(fields.values(documents, tenants)), pa.string())
             has_tenant = lengths(tenant) > 0
@@ -129,13 +123,7 @@ def _column_reader(rules: ReadingRules) -> ColumnReader | None:
     return read
 
 
-def _times_reader(
-    rules: ReadingRules, fields: _Fields
-) -> Callable[[Sequence[msgspec.Struct], Int64s], Int64s]:
-    """Return the function that returns event times in ms, `_NO_TIME` where one is left.
-
-    Its arguments are the fields of records, and Kafka's timestamps in ms.
-    """
+def _times_reader(rules: ReadingRules, fields: _Fields) -> Callable[..., Int64s]:
     if not rules.event_times:
         return lambda _, times: np.where(times <= LAST_EVENT_TIME_MS, times, _NO_TIME)
     zone = time_zone(rules.zone) if rules.zone else timezone.utc
@@ -156,23 +144,25 @@ class _Fields:
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> _Fields | None:
-        """Return the decoder, or None where no struct has such fields."""
+        # None where no struct has such fields.
         names: _Names = {}
+        ends: list[_Names] = []
         for path in paths:
             inside = names
             for name in path:
                 inside = inside.setdefault(name, {})
-        is_both = any(_inside(names, path) for path in paths)
+            ends.append(inside)
+        is_both = any(ends)
         try:
             return None if is_both else cls(names)
         except ValueError:  # a name with a quote, a backslash or a control character
             return None
 
     def decode(self, column: pa.Array) -> list[msgspec.Struct]:
-        """Return the fields of each value; `nothing` (all are null) for one that is left."""
+        # `nothing` for a value that is left.
         values = column.to_numpy(zero_copy_only=False).tolist()
         # The decoder skips over bytes that are no UTF-8, and over more levels than are allowed.
-        for row in np.flatnonzero(_utf8(column).is_null()).tolist():
+        for row in np.flatnonzero(utf8(column).is_null()).tolist():
             values[row] = _REFUSED
         sizes = lengths(column)
         for row in np.flatnonzero(sizes > MAX_ITEMS).tolist():
@@ -191,14 +181,13 @@ class _Fields:
         return documents
 
     def values(self, documents: Sequence[msgspec.Struct], paths: Sequence[Path]) -> _Values:
-        """Return each document's value at the first path with one that is not null; else null."""
+        # At the first path with a value that is not null; else null.
         first, *others = (list(map(attrgetter(self._name(path)), documents)) for path in paths)
         for other in others:
             first = [b if a is None else a for a, b in zip(first, other, strict=True)]
         return first
 
     def _name(self, path: Path) -> str:
-        """Return where the structs have the field at a path."""
         numbers = []
         inside = self._names
         for name in path:
@@ -208,7 +197,6 @@ class _Fields:
 
 
 def _struct(names: _Names) -> type[msgspec.Struct]:
-    """Return the struct of these names, in their order; all of its fields have a default."""
     fields: list[tuple[str, Any, Any]] = []
     for number, inside in enumerate(names.values()):
         kind: Any = _struct(inside) if inside else _Scalar
@@ -222,15 +210,8 @@ def _field(number: int) -> str:
     return f"f{number}"
 
 
-def _inside(names: _Names, path: Path) -> _Names:
-    """Return the names that are in the field at a path."""
-    for name in path:
-        names = names[name]
-    return names
-
-
-def _utf8(column: pa.Array) -> pa.Array:
-    """Return bytes as text, null where they are no UTF-8."""
+def utf8(column: pa.Array) -> pa.Array:
+    """Return bytes as text, null where they are not UTF-8."""
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
@@ -245,29 +226,22 @@ def _decoded(text: bytes | None) -> str | None:
 
 
 def _texts(values: _Values) -> list[str | None]:
-    """Return what keys or tenants are made of as text: None or empty where one is left."""
-    return [value if type(value) is str else _integer_text(value) for value in values]
+    return [
+        value
+        if type(value) is str
+        else (str(value) if type(value) is int and 0 != abs(value) < 2**63 else None)
+        for value in values
+    ]
 
 
 def _joined(texts: Sequence[Sequence[str | None]]) -> pa.Array:
-    """Return keys from the texts at each of their paths: null or empty where one of these is."""
     if len(texts) == 1:
         return pa.array(texts[0], pa.string())
     keys = [key_text(parts) if all(parts) else None for parts in zip(*texts, strict=True)]
     return pa.array(keys, pa.string())
 
 
-def _integer_text(value: _Scalar) -> str | None:
-    """Return the JSON text of an integer that has only one; None for any other value."""
-    is_plain = type(value) is int and 0 != abs(value) < 2**63
-    return str(value) if is_plain else None
-
-
 def _times_ms(values: _Values, exponent: int, zone: tzinfo) -> Int64s:
-    """Return event times in ms, `_NO_TIME` where one is left.
-
-    A number times 10 ** `exponent` is epoch ms. `zone`: that of a text which names none.
-    """
     factor = 10 ** max(exponent, 0)
     divisor = 10 ** max(-exponent, 0)
     end = min((LAST_EVENT_TIME_MS + 1) * divisor // factor, 2**63)
@@ -275,12 +249,8 @@ def _times_ms(values: _Values, exponent: int, zone: tzinfo) -> Int64s:
     times = np.array(numbers, np.int64)
     times_ms: Int64s = np.where(times < 0, _NO_TIME, times * factor // divisor)
     for row in np.flatnonzero(times < 0).tolist():
-        times_ms[row] = _iso_8601_ms(values[row], zone)
+        text = values[row]
+        time_ms = parse_iso_8601(text, zone) if isinstance(text, str) else None
+        if time_ms is not None and 0 <= time_ms <= LAST_EVENT_TIME_MS:
+            times_ms[row] = time_ms
     return times_ms
-
-
-def _iso_8601_ms(value: _Scalar, zone: tzinfo) -> int:
-    time_ms = parse_iso_8601(value, zone) if isinstance(value, str) else None
-    if time_ms is None or not 0 <= time_ms <= LAST_EVENT_TIME_MS:
-        return _NO_TIME
-    return time_ms

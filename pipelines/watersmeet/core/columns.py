@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.types import TIME
 
 Int64s = npt.NDArray[np.int64]
@@ -32,10 +34,7 @@ _LARGE_BYTES = 2**20
 
 
 def int64s(column: pa.Array | pa.ChunkedArray) -> Int64s:
-    """Return a column of integers as a numpy array.
-
-    Raises ValueError if there is a null, of which every processor makes another number.
-    """
+    """Return a column of integers as a numpy array. Raises ValueError if there is a null."""
     if column.null_count:
         raise ValueError(f"{column.null_count} of {len(column)} integers are null")
     return np.asarray(column.to_numpy(), np.int64)
@@ -115,20 +114,14 @@ def numbered(rows: pa.Table, name: str = "_row") -> pa.Table:
 
 
 def in_lists(rows: Int64s, items: pa.Array, count: int) -> pa.ListArray:
-    """Return a list of items for each of `count` rows.
-
-    `rows`: for each item the number of its row, in ascending order.
-    """
+    """Return a list of items for each of `count` rows; `rows`: each item's row, ascending."""
     return pa.ListArray.from_arrays(
         pa.array(np.searchsorted(rows, np.arange(count + 1)), pa.int32()), items
     )
 
 
 def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s:
-    """Return the value of each key, or `otherwise` where it has none.
-
-    Meant for columns with few different keys.
-    """
+    """Return the value of each of few different keys, or `otherwise` where it has none."""
     if not values:
         return np.full(len(keys), otherwise)
     distinct, numbers = np.unique(keys, return_inverse=True)
@@ -136,20 +129,16 @@ def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s
 
 
 def in_groups(by: Int64s, order_by: Int64s | None = None) -> tuple[Int64s, Int64s]:
-    """Return the numbers of the rows in order, and where each group begins there.
+    """Return the row numbers in order of (`by`, `order_by`), and where each group begins there.
 
-    The order is that of (`by`, `order_by`). A group has one value of `by`, which may not be below
-    0.
+    A group has one value of `by`, which may not be below 0.
     """
     order = np.argsort(by, kind="stable") if order_by is None else np.lexsort((order_by, by))
     return order, np.flatnonzero(np.diff(by[order], prepend=-1))
 
 
 def groups(by: Int64s, order_by: Int64s | None = None) -> dict[int, Int64s]:
-    """Return the numbers of the rows by value of `by`, in order of `order_by` or else as they come.
-
-    No value of `by` may be below 0.
-    """
+    """Return row numbers by value of `by` (0 or more), in order of `order_by` or as they come."""
     order, begins = in_groups(by, order_by)
     return {int(by[rows[0]]): rows for rows in np.split(order, begins[1:]) if len(rows)}
 
@@ -157,10 +146,7 @@ def groups(by: Int64s, order_by: Int64s | None = None) -> dict[int, Int64s]:
 def cuts(
     sizes: Sequence[int] | Int64s, max_bytes: int, max_rows: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Yield where pieces of rows in order begin and end, each as long as it may be.
-
-    A piece has at most `max_bytes` in all, or a single row.
-    """
+    """Yield where pieces of rows begin and end that have at most `max_bytes`, or a single row."""
     totals = np.cumsum(np.asarray(sizes, np.int64))
     begin = 0
     before = 0  # bytes of the rows before the piece
@@ -179,3 +165,30 @@ def as_ranges(offsets: Int64s) -> Iterator[tuple[int, int]]:
         firsts = np.append(offsets[0], offsets[ends + 1])
         lasts = np.append(offsets[ends], offsets[-1])
         yield from zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)
+
+
+def row_values(rows: pa.Table | pa.RecordBatch, *names: str) -> Iterator[tuple[Any, ...]]:
+    """Return an iterator over the rows, each as its values in these columns."""
+    return zip(*(rows.column(name).to_pylist() for name in names), strict=True)
+
+
+def input_numbers(rows: pa.Table, inputs: Iterable[InputId]) -> pa.ChunkedArray:
+    """Return for each row the number of its input among `inputs`, or null for any other.
+
+    `rows`: the columns source and topic.
+    """
+    numbers = pa.chunked_array([pa.nulls(rows.num_rows, pa.int64())])
+    for number, input_id in enumerate(inputs):
+        is_its = pc.and_(
+            pc.equal(rows["source"], input_id.source), pc.equal(rows["topic"], input_id.topic)
+        )
+        numbers = pc.if_else(pc.fill_null(is_its, False), number, numbers)
+    return numbers
+
+
+def part_topics(parts: pa.StructArray, inputs: Iterable[InputId], source: str) -> pa.Array:
+    """Return the topic of each part of a source. Parts do not say it where there is only one."""
+    if "topic" in parts.type.names:
+        return parts.field("topic")
+    [only] = of_source(inputs, source)
+    return pa.repeat(pa.scalar(only.topic), len(parts))

@@ -8,6 +8,7 @@ arrivals are split over calls does not change the corrections.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -47,6 +48,7 @@ class CorrectedRecord:
     last_event_time: int
     parts: dict[str, list[Part]]
     ids: dict[tuple[InputId, str], int]
+    repeated: list[DuplicateRecord]
     version: int = 0
     """The number of its corrections."""
     records: int = 0
@@ -69,6 +71,7 @@ class CorrectedRecord:
             last_event_time=row.last_event_time,
             parts={source: list(parts) for source, parts in row.parts.items()},
             ids=dict(row.ids),
+            repeated=row.repeated,
             records=row.count,
             size=row.size,
             is_too_large=row.is_too_large,
@@ -94,9 +97,15 @@ class Correction(NamedTuple):
     first_event_time: int
     last_event_time: int
     parts: dict[str, tuple[Part, ...]]
+    ids: dict[tuple[InputId, str], int]
+    repeated: tuple[DuplicateRecord, ...]
+    records: int = 0
+    """Number of the records in it, and of those that repeat one."""
+    size: int = 0
+    """Number of bytes in the values of these."""
 
 
-class _Pending(NamedTuple):
+class Pending(NamedTuple):
     """A late record that is to be corrected, with its `u`, and what its epoch says: the gap (ms),
     and how many versions a merge record may have.
     """
@@ -133,14 +142,21 @@ class PartitionCorrections:
     too_large: list[Correction] = field(default_factory=list)
     """What is not corrected since its merge record is too large, or would be with it, in order."""
     max_versions: int = MAX_VERSIONS
-    pending: list[_Pending] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
     u: dict[tuple[InputId, int], int] = field(default_factory=dict)
     """`u` (ms) of each late record that is to be corrected, by input and offset."""
+    keys: Container[tuple[str, str]] | None = None
+    """Tenants and keys that late records may have; None: any."""
     _records: dict[tuple[str, str], list[CorrectedRecord]] = field(
         default_factory=lambda: defaultdict(list)
     )
     _late: int = 0
     _closed: int = 0
+
+    def begin(self, records: Iterable[CorrectedRecord]) -> None:
+        """Begin with merge records that closed before, as their last corrections left them."""
+        for record in records:
+            self._records[record.tenant, record.key].append(record)
 
     def settle(self) -> None:
         """Take what the merge has found late and closed, and make the corrections that are due."""
@@ -149,12 +165,14 @@ class PartitionCorrections:
         for row in self.merge.timed_out[self._closed :]:
             if before is not None and row.closed_at <= before.settled_at:
                 continue
+            if self.keys is not None and (row.tenant, row.key) not in self.keys:
+                continue
             self._records[row.tenant, row.key].append(CorrectedRecord.closed(row))
         self._closed = len(self.merge.timed_out)
         if self.merge.clock is None:
             return
-        settled = list[tuple[CorrectionPlace, _Pending]]()
-        pending = list[_Pending]()
+        settled = list[tuple[CorrectionPlace, Pending]]()
+        pending = list[Pending]()
         for each in self.pending:
             settled_at = self.merge.first_clock_past(each.late.record.tenant or "", each.u)
             if settled_at <= self.merge.clock:
@@ -164,6 +182,16 @@ class PartitionCorrections:
         self.pending = pending
         for place, each in sorted(settled, key=lambda pair: pair[0]):
             self._correct(place, each)
+
+    def forget_settled(self) -> None:
+        """Forget what is settled, and that anything was late or closed, once somebody has taken it
+        and the merge has forgotten it.
+        """
+        for settled in (self.corrections, self.duplicates, self.uncorrected, self.too_many):
+            settled.clear()
+        self.too_large.clear()
+        self.u.clear()
+        self._late = self._closed = 0
 
     def _judge(self) -> None:
         """Give each new late record its `u`, by the rules of the epoch in which it is late."""
@@ -176,10 +204,10 @@ class PartitionCorrections:
             longest_ms = rules.gap_ms if rules.max_ms is None else rules.max_ms
             u = max(late.position, event_time + rules.gap_ms + longest_ms)
             self.u[late.record.input, late.record.offset] = u
-            self.pending.append(_Pending(late, u, rules.gap_ms, self.max_versions))
+            self.pending.append(Pending(late, u, rules.gap_ms, self.max_versions))
         self._late = len(self.merge.late)
 
-    def _correct(self, place: CorrectionPlace, settled: _Pending) -> None:
+    def _correct(self, place: CorrectionPlace, settled: Pending) -> None:
         late = settled.late
         record = late.record
         is_out = self.corrected_before is not None and place <= self.corrected_before
@@ -196,6 +224,7 @@ class PartitionCorrections:
                 last_event_time=record.event_time,
                 parts={source: [] for source in self.merge.rules.sources},
                 ids={},
+                repeated=[],
             )
             is_too_large = self.merge.rules.is_too_large(1, record.size)
             if not is_out and not is_too_large:
@@ -206,7 +235,7 @@ class PartitionCorrections:
             return
         about = row.tenant, row.key, row.event_time, row.due, row.closed_at, row.is_late_born
         times = record.event_time, record.event_time
-        none = Correction(place, late, *about, 0, *times, dict.fromkeys(row.parts, ()))
+        none = Correction(place, late, *about, 0, *times, dict.fromkeys(row.parts, ()), {}, ())
         size = row.records + 1, row.size + record.size
         if row.is_too_large or self.merge.rules.is_too_large(*size):
             self.too_large.append(none)
@@ -223,9 +252,12 @@ class PartitionCorrections:
         row.parts[record.input.source].append(record.part)
         times = row.first_event_time, row.last_event_time
         parts = {source: tuple(sorted(of_source)) for source, of_source in row.parts.items()}
-        self.corrections.append(Correction(place, late, *about, row.version, *times, parts))
+        ids = dict(row.ids), tuple(row.repeated)
+        self.corrections.append(
+            Correction(place, late, *about, row.version, *times, parts, *ids, *size)
+        )
 
-    def _merge_record_of(self, place: CorrectionPlace, settled: _Pending) -> CorrectedRecord | None:
+    def _merge_record_of(self, place: CorrectionPlace, settled: Pending) -> CorrectedRecord | None:
         """Return the merge record that a late record belongs to; None where it opens one."""
         time = settled.late.record.event_time
         key = settled.late.record.tenant or "", settled.late.record.key or ""
@@ -238,7 +270,7 @@ class PartitionCorrections:
         return min(following, key=lambda row: (row.event_time, row.is_late_born), default=None)
 
 
-def _place(settled: _Pending, settled_at: int) -> CorrectionPlace:
+def _place(settled: Pending, settled_at: int) -> CorrectionPlace:
     record = settled.late.record
     source, topic = (name.encode() for name in record.input)
     tenant = (record.tenant or "").encode()

@@ -25,6 +25,7 @@ from watersmeet.core.columns import (
     int64s,
     lengths,
     looked_up,
+    row_values,
     time_column,
     times_ms,
 )
@@ -112,11 +113,10 @@ class LateRules(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What late records make when they are settled.
+    """What late records make when they are settled, in columns of `correction_schema`.
 
-    `corrections` and `not_corrected` have the columns of `correction_schema`; the latter are no
-    corrections, and have a reason. `duplicates` has those of `core.repeated.DUPLICATE_SCHEMA`: late
-    records whose id a part of their merge record has.
+    `not_corrected` have a reason. `duplicates` (`core.repeated.DUPLICATE_SCHEMA`): late records
+    whose id a part of their merge record has.
     """
 
     corrections: pa.Table
@@ -152,10 +152,9 @@ def settled(
 class _Candidate:
     """A merge record that late records may belong to.
 
-    - `row`: the number of the row that has its newest content; None: a late record has opened it.
-    - `records` and `size`: how many records are in that, repeated ones among them, and how many
-      bytes they have. One that is too large has none.
-    - `late`: the numbers of the late records that correct it now.
+    `row`: that of its newest content (None: a late record has opened it), whose `records`, repeated
+    ones among them, have `size` bytes; one that is too large has none. `late`: the records that
+    correct it now.
     """
 
     event_time: int
@@ -178,8 +177,7 @@ class _Candidate:
 
 
 class _Corrected(NamedTuple):
-    """A settled late record, by its number: its merge record, and the version that it makes of it;
-    0 where it makes none, for a reason.
+    """A settled late record: its merge record, and the version that it makes of it (0: none).
 
     `members`: how many of the late records that correct it now are in that version.
     """
@@ -208,9 +206,8 @@ class _OfKey:
         self._longest = max(self._longest, record.due - record.event_time)
 
     def of(self, time: int, gap_ms: int, settled_at: int) -> _Candidate | None:
-        """Return the one that a late record belongs to (rule 2); None where there is none.
-
-        The costs do not grow with the number of merge records: only those near it are looked at.
+        """Return the one that a late record belongs to (rule 2), if any; only near ones are looked
+        at.
         """
         next_one = bisect_right(self._records, (time, True), key=_Candidate.order)
         covering: _Candidate | None = None
@@ -304,10 +301,7 @@ def correct(
 
 
 def newest(corrections: pa.Table) -> pa.Array:
-    """Return the number of the row with the newest correction of each merge record.
-
-    `corrections`: at least id and version.
-    """
+    """Return the row with the newest correction (at least id and version) of each merge record."""
     of_record: dict[str, int] = {}
     versions = corrections["version"].to_pylist()
     for number, record_id in enumerate(corrections["id"].to_pylist()):
@@ -319,13 +313,12 @@ def newest(corrections: pa.Table) -> pa.Array:
 def with_validity(corrections: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
     """Return judged corrections: a reason for each that is not valid, None for the others.
 
-    An invalid one has a message, without a value, where an earlier version or the merge record
-    itself had one. `corrections`: as `correct` returns them.
+    An invalid one has a message, without a value, where what it would replace had one.
     """
     had: dict[str, bool] = {}
     has_message = []
-    before = (corrections[name].to_pylist() for name in ("id", "has_message"))
-    for record_id, earlier, reason in zip(*before, reasons, strict=True):
+    before = row_values(corrections, "id", "has_message")
+    for (record_id, earlier), reason in zip(before, reasons, strict=True):
         had[record_id] = had.get(record_id, False) or earlier or reason is None
         has_message.append(had[record_id])
     columns = {
@@ -339,10 +332,7 @@ def with_validity(corrections: pa.Table, reasons: Sequence[str | None]) -> pa.Ta
 
 
 def as_silver(corrections: pa.Table) -> pa.Table:
-    """Return corrections with silver's columns, as the rules of `publish` see them.
-
-    `event_time` is that of the first of all parts; there is no `position`.
-    """
+    """Return corrections as silver's rows, at the time of the first part, for `publish` rules."""
     position = corrections.column_names.index("event_time")
     rows = corrections.set_column(position, "event_time", corrections["first_event_time"])
     rows = rows.drop_columns(["first_event_time"])
@@ -361,10 +351,6 @@ def _times(rows: pa.Table) -> Int64s:
 
 
 def _together(closed: pa.Table, corrected: pa.Table, batch: Batch) -> pa.Table:
-    """Return the content of finished rows and of corrections: times and parts, one after the other.
-
-    `event_time` is that of the first of all parts.
-    """
     names = ["partition", "merge_key", "tenant", "event_time", "last_event_time", *batch.sources]
     names += [RECORD_BYTES.name, RECORD_COUNT.name]
     names += [RECORD_IDS.name] if batch.has_ids else []
@@ -377,7 +363,6 @@ def _together(closed: pa.Table, corrected: pa.Table, batch: Batch) -> pa.Table:
 def _candidates(
     closed: pa.Table, corrected: pa.Table, before: pa.Table, batch: Batch
 ) -> dict[_Key, _OfKey]:
-    """Return, by key, the merge records that there are, each with its newest content."""
     candidates: dict[_Key, dict[tuple[int, bool], _Candidate]] = {}
     times = ("event_time", "due", "closed_at")
     for row, (*key, is_valid, event_time, due, closed_at) in enumerate(
@@ -431,7 +416,6 @@ def _rows(rows: pa.Table, names: Iterable[str], times: Iterable[str]) -> Iterato
 
 
 def _ids(before: pa.Table, record: _Candidate) -> dict[tuple[str, str, str], int]:
-    """Return the offsets of the parts of a merge record that have ids, by source, topic and id."""
     entries = before[RECORD_IDS.name][record.row].as_py() or []
     return {
         (entry["source"], entry["topic"], entry["id"]): entry["offset"]
@@ -441,7 +425,6 @@ def _ids(before: pa.Table, record: _Candidate) -> dict[tuple[str, str, str], int
 
 
 def _opened(row: Mapping[str, Any], gap_ms: int, settled_at: int) -> _Candidate:
-    """Return the merge record that a late record opens."""
     time = row["event_time"]
     record_id = late_born_id(row["source"], row["topic"], row["partition"], row["offset"])
     return _Candidate(time, time + gap_ms, settled_at, is_late_born=True, id=record_id)
@@ -453,7 +436,6 @@ def _opened(row: Mapping[str, Any], gap_ms: int, settled_at: int) -> _Candidate:
 def _corrections(
     late: Settled, before: pa.Table, made: Sequence[_Corrected], batch: Batch
 ) -> pa.Table:
-    """Return corrections with their content: the newest before, and the late records since."""
     members = (each.record.late[: each.members] for each in made)
     taken = np.array([*chain.from_iterable(members)], np.int64)
     counts = np.array([each.members for each in made], np.int64)
@@ -486,7 +468,6 @@ def _corrections(
 
 
 def _not_corrected(late: Settled, refused: Sequence[_Corrected], batch: Batch) -> pa.Table:
-    """Return rows for late records that correct nothing, for a reason."""
     count = len(refused)
     schema = correction_schema(batch.value_types, batch.inputs, has_ids=batch.has_ids)
     own = late.rows.take(pa.array([each.late for each in refused], pa.int64()))
@@ -505,7 +486,6 @@ def _not_corrected(late: Settled, refused: Sequence[_Corrected], batch: Batch) -
 def _with_places(
     columns: dict[str, Any], late: Settled, made: Sequence[_Corrected], batch: Batch
 ) -> pa.Table:
-    """Return rows with these columns, and those of the late record and of the merge record."""
     own = np.array([each.late for each in made], np.int64)
     of_late = late.rows.take(pa.array(own))
     for name in ("partition", "tenant", "merge_key", "source", "topic", "offset", "position", "u"):

@@ -1,8 +1,7 @@
 """Dead letters: late and refused records as they came, with headers that say why and where.
 
-The headers say why a record is there and where it was. The dead letters of one source
-topic-partition are in order of offset. How those of several sources mix in one partition depends on
-when they were found: a refused record waits for no other source.
+Those of one source topic-partition are in order of offset. How those of several sources mix depends
+on when they were found: a refused record waits for no other source.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.headers import header_json
+from watersmeet.core.columns import row_values
+from watersmeet.core.headers import REDRIVEN, header_json
 from watersmeet.core.reading import record_bytes
-from watersmeet.core.redriven import REDRIVEN
 from watersmeet.core.sequence import LIFE
 from watersmeet.core.types import HEADERS
 
@@ -28,10 +27,7 @@ OFFSET = "watersmeet.offset"
 NEXT_OFFSETS = "watersmeet.next_offsets"
 
 VALUE_BYTES = "watersmeet.value_bytes"
-"""Header of a dead letter without its record's value: the size of that value in bytes.
-
-The topic would not take the value.
-"""
+"""Header of a dead letter whose value the topic would not take: its size in bytes."""
 
 LATE = "late"
 """Reason of a late record. A refused one has the reason of its refusal."""
@@ -55,34 +51,26 @@ _OWN_BYTES: Final = 4096
 
 
 class Room(NamedTuple):
-    """Maximum size in bytes of a message that a topic takes.
-
-    `is_packed`: True where this is the size of the message as it is sent, packed. False where it is
-    its size as the topic keeps it, unpacked.
-    """
+    """Maximum bytes of a message that a topic takes: as it is sent (`is_packed`), or kept."""
 
     most_bytes: int
     is_packed: bool = True
 
 
 SentOffsets: TypeAlias = Mapping[int, Mapping[str, int]]
-"""Progress of a topic of dead letters, by partition and name of the input.
-
-It is the offset from which on records are not there yet.
-"""
+"""By partition and name of the input, the offset from which on dead letters are not sent."""
 
 
 def dead_letter_messages(
     rows: pa.Table, after: SentOffsets, room: Room | None = None, life: str = ""
 ) -> pa.Table:
-    """Return the dead letters of some records, in order of (partition, source, offset).
+    """Return the dead letters (`LETTERS`) of some records, by (partition, source, offset).
 
-    The columns are those of `LETTERS`. `rows`: source, topic, partition, offset, kafka_timestamp
-    (ms), key, value, headers and reason of each record. A dead letter has the record's own headers,
-    then those that say why it is there, where it was, and of which `life` the lake is that sends it
-    (if it has a name). The last one of a partition also has the
-    topic's progress there `after` it. A dead letter for which there is no `room` comes without its
-    value; if there is still none, without anything of the record's own.
+    `rows`: source, topic, partition, offset, kafka_timestamp (ms), key, value, headers and reason.
+    A dead letter has the record's own headers, then those that say why it is there, where it was,
+    and of which `life` the lake is (if it has a name); the last one of a partition also has the
+    progress `after` it. Without `room` it comes without its value, or without all of the record's
+    own.
     """
     rows = rows.sort_by(
         [("partition", "ascending"), ("source", "ascending"), ("offset", "ascending")]
@@ -90,9 +78,7 @@ def dead_letter_messages(
     rows, left_out = (rows, {}) if room is None else _within_room(rows, room)
     partitions = rows["partition"].to_pylist()
     lasts = set(dict(zip(partitions, range(len(partitions)), strict=True)).values())
-    own = zip(
-        *(rows[name].to_pylist() for name in ("headers", "reason", "topic", "offset")), strict=True
-    )
+    own = row_values(rows, "headers", "reason", "topic", "offset")
     headers = []
     for i, (had, reason, topic, offset) in enumerate(own):
         size = {VALUE_BYTES: left_out[i]} if i in left_out else {}
@@ -105,9 +91,7 @@ def dead_letter_messages(
             added.append((NEXT_OFFSETS, orjson.dumps(progress, option=orjson.OPT_SORT_KEYS)))
         headers.append([*(had or []), *({"key": name, "value": value} for name, value in added)])
     columns = {
-        "partition": rows["partition"],
-        "key": rows["key"],
-        "value": rows["value"],
+        **{name: rows[name] for name in ("partition", "key", "value")},
         "timestamp": pc.max_element_wise(rows["kafka_timestamp"], 0),
         "headers": pa.array(headers, HEADERS),
     }
@@ -115,10 +99,6 @@ def dead_letter_messages(
 
 
 def _within_room(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
-    """Return the rows without what the topic would not take of them, packed as in `room`.
-
-    Also return, by the number of each row that lacks something, how many bytes its value has.
-    """
     codec = pa.Codec(CODEC)
     left_out = dict[int, int]()
     most_bytes = room.most_bytes - _OWN_BYTES
@@ -132,14 +112,9 @@ def _within_room(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
         return len(content)
 
     for i in np.flatnonzero(record_bytes(rows) > most_bytes).tolist():
-        beside = [
-            kept["key"][i],
-            *(
-                part
-                for one in kept["headers"][i] or []
-                for part in (one["key"].encode(), one["value"])
-            ),
-        ]
+        beside = [kept["key"][i]]
+        for header in kept["headers"][i] or []:
+            beside += [header["key"].encode(), header["value"]]
         value = kept["value"][i]
         if packed(value, *beside) > most_bytes:
             left_out[i] = len(value or b"")
@@ -149,27 +124,19 @@ def _within_room(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
                 kept["headers"][i] = None
     if left_out:
         for name, values in kept.items():
-            field = rows.schema.field(name)
-            rows = rows.set_column(
-                rows.schema.get_field_index(name), field, pa.array(values, field.type)
-            )
+            at = rows.schema.get_field_index(name)
+            field = rows.schema.field(at)
+            rows = rows.set_column(at, field, pa.array(values, field.type))
     return rows, left_out
 
 
 def next_offsets(headers: Mapping[str, Any]) -> dict[str, int]:
-    """Return the next offset by name of the input, as a partition's last dead letter says it.
-
-    `headers`: those of the message; of several with one name, the last. Raises ValueError where
-    they do not say it.
-    """
+    """Return the next offset by name of the input, as a partition's last dead letter says it."""
     return numbers_by_name(headers, NEXT_OFFSETS)
 
 
 def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
-    """Return a header that is a JSON object of whole numbers from 0 on.
-
-    Raises ValueError where it is missing, or is not one.
-    """
+    """Return a header that is a JSON object of natural numbers; raises ValueError otherwise."""
     try:
         numbers = header_json(headers[header])
     except (KeyError, TypeError, ValueError):
@@ -182,19 +149,14 @@ def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
 
 
 def redrive_messages(rows: pa.Table) -> pa.Table:
-    """Return the messages that send refused records to their source again, in the order given.
+    """Return the messages (`LETTERS`) that send refused records to their source again, in order.
 
-    The columns are those of `LETTERS`. `rows`: topic, partition, offset, key, value and headers of
-    each record. A record keeps its headers, and gets one that says which refused record it was. Its
-    timestamp is the time at which it is sent.
+    `rows`: topic, partition, offset, key, value and headers of each record. A record keeps its
+    headers, and gets one that says which refused record it was; its timestamp is that of sending.
     """
-    own = zip(
-        *(rows[name].to_pylist() for name in ("headers", "topic", "partition", "offset")),
-        strict=True,
-    )
     headers = [
         [*(had or []), {"key": REDRIVEN, "value": "/".join(map(str, place)).encode()}]
-        for had, *place in own
+        for had, *place in row_values(rows, "headers", "topic", "partition", "offset")
     ]
     columns = {
         **{name: rows[name] for name in ("partition", "key", "value")},

@@ -1,7 +1,7 @@
 """Fields of records that their source's schema lacks: the typed column drops them.
 
 A field is named by its path, such as `shop.coupon`; `[]` stands for the items of a list or a map.
-Below a field that is dropped nothing is named. Names are shown to people, contents never.
+Below a dropped field nothing is named. Names are shown to people, contents never.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import orjson
 import pyarrow as pa
 
-from watersmeet.core.avro_columns import Parsed, parsed
 from watersmeet.core.avro_schema import AvroSchema, bounded
+from watersmeet.core.avro_types import AvroType, parsed
+from watersmeet.core.columns import row_values
 from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.json_text import UndecodableError, parse_object
 from watersmeet.core.texts import printable
@@ -34,19 +35,13 @@ Find: TypeAlias = Callable[[bytes, int, int], frozenset[str]]
 """A function from a record's value, partition and offset to its fields that a schema lacks."""
 
 _Kept: TypeAlias = "dict[str, _Kept] | tuple[_Kept] | None"
-"""The fields that a schema keeps: of an object by name, of each item of a list or a map (a tuple of
-one); None for a value without fields.
-"""
+"""Fields that a schema keeps: by name, or of each item (a tuple of one); None for none."""
 
 _NONE: Final = frozenset[str]()
 
 
 class DroppedFields(NamedTuple):
-    """Fields that a schema lacks, counted over some records.
-
-    `records`: how many were looked at; `having`: how many have such a field; `counts`: the number
-    of records that have it, by field.
-    """
+    """Fields that a schema lacks (`counts`) in some `records`, of which `having` have any."""
 
     records: int
     having: int
@@ -78,8 +73,7 @@ def shown(field: str) -> str:
 
 def fields_in(rows: pa.Table, find: Find) -> list[frozenset[str]]:
     """Return the fields that a function finds in each record (`value`, `partition`, `offset`)."""
-    columns = (rows[name].to_pylist() for name in COLUMNS)
-    return [find(*record) for record in zip(*columns, strict=True)]
+    return [find(*record) for record in row_values(rows, *COLUMNS)]
 
 
 def counted(fields: Iterable[Iterable[str]]) -> DroppedFields:
@@ -105,7 +99,6 @@ def dropped_fields(schema: ValueSchema | AvroSchema) -> Find:
         return _finder_in_avro(schema, kept)
 
     def find(value: bytes, *_: int) -> frozenset[str]:
-        """Return the fields of a JSON value that the schema lacks."""
         with suppress(UndecodableError):
             return frozenset(_beyond(parse_object(value, None), kept, ""))
         return _NONE
@@ -116,13 +109,11 @@ def dropped_fields(schema: ValueSchema | AvroSchema) -> Find:
 def _finder_in_avro(schema: AvroSchema, kept: _Kept) -> Find:
     @lru_cache(maxsize=4096)
     def beyond(text: str) -> frozenset[str]:
-        """Return the fields of a writer's schema that the schema lacks."""
         with suppress(Exception):  # a parser may raise anything; such values are refused
-            return frozenset(_beyond_in_avro(bounded(text), kept))
+            return frozenset(_beyond_in_avro(bounded(text).type, kept))
         return _NONE
 
     def find(value: bytes, partition: int, offset: int) -> frozenset[str]:
-        """Return the fields that an Avro value was written with and the schema lacks."""
         text = schema.written_with(value, partition, offset)
         return _NONE if text is None else beyond(text)
 
@@ -133,17 +124,11 @@ def gained_fields(
     before: ValueSchema | AvroSchema, after: ValueSchema | AvroSchema
 ) -> frozenset[str]:
     """Return the fields that a schema has and the one before it lacks."""
-    kept = _kept_fields(before)
-    if isinstance(after, AvroSchema):
-        return frozenset(_beyond_in_avro(bounded(after.text), kept))
-    return frozenset(_beyond(_kept_fields(after), kept, ""))
+    return frozenset(_beyond(_kept_by_type(after.type), _kept_fields(before), ""))
 
 
 def _beyond(value: Any, kept: _Kept, prefix: str) -> Iterator[str]:
-    """Yield the fields of a JSON value, or of another schema, that `kept` lacks; some repeatedly.
-
-    `prefix`: the path of the value with a dot behind it, or nothing.
-    """
+    # Some fields come repeatedly. `prefix`: the path of the value with a dot behind it, or nothing.
     if isinstance(kept, dict):
         for name, inner in value.items() if isinstance(value, dict) else ():
             if name not in kept:
@@ -156,35 +141,26 @@ def _beyond(value: Any, kept: _Kept, prefix: str) -> Iterator[str]:
             yield from _beyond(item, kept[0], f"{prefix[:-1]}[].")
 
 
-def _beyond_in_avro(written: Parsed, kept: _Kept) -> Iterator[str]:
-    """Yield the fields of an Avro schema that `kept` lacks; some repeatedly.
-
-    A union has the fields of all its choices. Each of its types is looked at once for each place
-    in `kept`, since whoever registers a schema may not be trusted.
-    """
-    seen = set[tuple[int, int]]()
-    parts: list[tuple[Any, _Kept, str]] = [(written.schema, kept, "")]
+def _beyond_in_avro(written: AvroType, kept: _Kept) -> Iterator[str]:
+    # A union has the fields of all its choices. Each of its types is looked at once for each place
+    # in `kept`, since whoever registers a schema may not be trusted.
+    seen = set[tuple[AvroType, int]]()
+    parts: list[tuple[AvroType, _Kept, str]] = [(written, kept, "")]
     while parts:
-        schema, kept, prefix = parts.pop()
-        if kept is None or (id(schema), id(kept)) in seen:
+        part, kept, prefix = parts.pop()
+        if kept is None or (part, id(kept)) in seen:
             continue
-        seen.add((id(schema), id(kept)))
-        if isinstance(schema, list):
-            parts += [(choice, kept, prefix) for choice in schema]
-        elif isinstance(schema, str):
-            parts += [(written.named[schema], kept, prefix)] if schema in written.named else []
-        elif schema["type"] in ("record", "error") and isinstance(kept, dict):
-            for field in schema["fields"]:
-                name = field["name"]
+        seen.add((part, id(kept)))
+        if part.kind == "union":
+            parts += [(choice, kept, prefix) for choice in part.items]
+        elif isinstance(kept, dict):
+            for name, inside, _ in part.fields:
                 if name in kept:
-                    parts.append((field["type"], kept[name], f"{prefix}{name}."))
+                    parts.append((inside, kept[name], f"{prefix}{name}."))
                 else:
                     yield prefix + name
-        elif schema["type"] in ("array", "map") and isinstance(kept, tuple):
-            items = schema["items" if schema["type"] == "array" else "values"]
-            parts.append((items, kept[0], f"{prefix[:-1]}[]."))
-        elif not isinstance(schema["type"], str):
-            parts.append((schema["type"], kept, prefix))
+        else:
+            parts += [(item, kept[0], f"{prefix[:-1]}[].") for item in part.items]
 
 
 # -- what a schema keeps
@@ -193,8 +169,7 @@ def _beyond_in_avro(written: Parsed, kept: _Kept) -> Iterator[str]:
 def _kept_fields(schema: ValueSchema | AvroSchema) -> _Kept:
     if isinstance(schema, ValueSchema):
         return _kept_by_type(schema.type)
-    reader = parsed(orjson.loads(schema.text))
-    return _kept_by_avro(reader.schema, reader)
+    return _kept_by_avro(parsed(orjson.loads(schema.text)).type)
 
 
 def _kept_by_type(kind: pa.DataType) -> _Kept:
@@ -205,28 +180,16 @@ def _kept_by_type(kind: pa.DataType) -> _Kept:
     return _each(_kept_by_type(kind.item_type)) if pa.types.is_map(kind) else None
 
 
-def _kept_by_avro(schema: Any, reader: Parsed) -> _Kept:
-    """Return the fields of a reader's schema, each also by its aliases."""
-    if isinstance(schema, list):  # a column has one type beside null
-        choices = [_kept_by_avro(choice, reader) for choice in schema]
-        return next((kept for kept in choices if kept is not None), None)
-    if isinstance(schema, str):
-        return _kept_by_avro(reader.named[schema], reader) if schema in reader.named else None
-    match schema["type"]:
-        case "record" | "error":
-            return {
-                name: _kept_by_avro(field["type"], reader)
-                for field in schema["fields"]
-                for name in (field["name"], *field.get("aliases", ()))
-            }
-        case "array":
-            return _each(_kept_by_avro(schema["items"], reader))
-        case "map":
-            return _each(_kept_by_avro(schema["values"], reader))
-        case str():
-            return None
-        case kind:
-            return _kept_by_avro(kind, reader)
+def _kept_by_avro(part: AvroType) -> _Kept:
+    if part.kind == "record":
+        return {
+            name: _kept_by_avro(field.type)
+            for field in part.fields
+            for name in (field.name, *field.schema.get("aliases", ()))
+        }
+    choices = [_kept_by_avro(item) for item in part.items]
+    kept = next((choice for choice in choices if choice is not None), None)
+    return kept if part.kind == "union" else _each(kept)  # of a union, one choice is not null
 
 
 def _each(kept: _Kept) -> _Kept:

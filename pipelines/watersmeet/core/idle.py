@@ -15,11 +15,10 @@ from watersmeet.core.inputs import InputId
 
 
 class IdleDecision(NamedTuple):
-    """A synthetic heartbeat of a topic-partition, with its `event_time` (ms).
+    """A synthetic heartbeat, with its `event_time` (ms), after the record `after_offset` (-1:
+    first).
 
-    It comes after the record `after_offset` (-1: before any record) and before the next one.
-    `tenant_times`: where the merge has tenants, those to which it gives a position of their own
-    there, each with that position (ms), in order of their names.
+    `tenant_times`: by name, the position (ms) of each tenant to which it gives one there.
     """
 
     after_offset: int
@@ -28,8 +27,7 @@ class IdleDecision(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """The inputs of a partition whose heads the idle policy moves, and the position (ms) to which
-    it moves them."""
+    """The inputs of a partition that the idle policy moves, and where to (position, ms)."""
 
     inputs: list[InputId]
     event_time: int
@@ -38,10 +36,9 @@ class Idle(NamedTuple):
 def decide(heads: Mapping[InputId, int | None], silent: Collection[InputId]) -> Idle | None:
     """Return where the heads of the laggards move, if all laggards are silent; None otherwise.
 
-    They move to the smallest head ahead of them. `heads` has every input of the partition; None: it
-    has no record there yet. The laggards are the inputs without a head, or else those with the
-    smallest one: the clock waits for them. A source that is ahead, or held back, is never idle,
-    however silent. No source is idle unless another is ahead.
+    They move to the smallest head ahead of them. `heads` has every input of the partition (None: no
+    record yet). Laggards are those without a head, or else with the smallest: the clock waits for
+    them. A source that is ahead, or held back, is never idle, however silent.
     """
     present = [head for head in heads.values() if head is not None]
     smallest = min(present, default=None) if len(present) == len(heads) else None

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 
 class InputId(NamedTuple):
-    """An input: one topic of one source, as tables name it in their columns `source` and `topic`.
+    """An input: one topic of one source, as tables name it (`source`, `topic`).
 
-    Users, commits and headers know it by its name (`Settings.input_names`). The names of inputs
-    have the order of the inputs.
+    Users, commits and headers know it by its name (`Settings.input_names`), which has its order.
     """
 
     source: str
@@ -19,10 +18,7 @@ class InputId(NamedTuple):
 
 
 def names_of(inputs: Iterable[InputId]) -> dict[InputId, str]:
-    """Return the name of each of all inputs: its source's where that has one topic.
-
-    Where the source has several, it is `source/topic`. No name is taken apart again.
-    """
+    """Return each input's name: its source's, or `source/topic` where that has several topics."""
     several = several_topics(inputs := list(inputs))
     return {i: "/".join(i) if i.source in several else i.source for i in inputs}
 

@@ -1,23 +1,32 @@
 """The bound on what one value becomes in memory: how many items it has, whatever its bytes.
 
-An item is an object, an array, or one value in them: what a parser makes an object of, and a column
-a slot. A few bytes can spell many: `{},` is three, and an Avro record may be one. The count depends
-on the value and its schemas alone, and is taken before anything is built.
+An item is an object, an array, or one value in them. A few bytes can spell many: `{},` is three.
+The count depends on the value and its schemas alone, and is taken before anything is built.
+
+Within the bound a value may still be large, and workers are as many as cores. So large values are
+parsed in turns: one at a time over all workers of a machine, on both engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+if TYPE_CHECKING:
+    from watersmeet.core.avro_types import AvroType
+
+
 MAX_ITEMS: Final = 1_000_000
-"""Maximum number of items of a value. It is a rule of reading, and never changes: a record is read
-alike in every lake and release.
-"""
+"""Maximum items of a value: a rule of reading, which is the same in every lake and release."""
 
 TOO_MANY: Final = f"has more than {MAX_ITEMS:,} items"
 
@@ -30,10 +39,7 @@ _BEGINS_ITEM: Final = np.isin(np.arange(256), [*b"{[,:"])
 
 
 def has_many_items(text: bytes) -> bool:
-    """Return True where a JSON text has more than `MAX_ITEMS` of the characters that begin an item.
-
-    They are `{`, `[`, `,` and `:`, outside of strings.
-    """
+    """Return True where more than `MAX_ITEMS` of `{`, `[`, `,` and `:` are outside of strings."""
     if len(text) <= MAX_ITEMS or sum(map(text.count, (b"{", b"[", b",", b":"))) <= MAX_ITEMS:
         return False
     if b"\\" in text:
@@ -61,10 +67,7 @@ def slots_of(kind: pa.DataType) -> int:
 
 
 def counter_of_lists(kind: pa.DataType) -> _CountIn | None:
-    """Return the function that counts the items of the lists and maps in a parsed value of a type.
-
-    None where the type has none.
-    """
+    """Return the function that counts the items of lists and maps in a value; None without any."""
     if pa.types.is_struct(kind):
         counts = {part.name: count for part in kind if (count := counter_of_lists(part.type))}
         if not counts:
@@ -73,22 +76,20 @@ def counter_of_lists(kind: pa.DataType) -> _CountIn | None:
             sum(count(value.get(name)) for name, count in counts.items()) if value else 0
         )
     if pa.types.is_list(kind):
-        return _of_list(slots_of(kind.value_type), counter_of_lists(kind.value_type), iter)
+        item = kind.value_type
+        return _of_list(slots_of(item), counter_of_lists(item), is_map=False)
     if pa.types.is_map(kind):
-        return _of_list(1 + slots_of(kind.item_type), counter_of_lists(kind.item_type), _values)
+        item = kind.item_type
+        return _of_list(1 + slots_of(item), counter_of_lists(item), is_map=True)
     return None
 
 
-def _of_list(
-    slots: int, of_item: _CountIn | None, items: Callable[[Any], Iterator[Any]]
-) -> _CountIn:
+def _of_list(slots: int, of_item: _CountIn | None, *, is_map: bool) -> _CountIn:
     if of_item is None:
         return lambda value: slots * len(value) if value else 0
-    return lambda value: slots * len(value) + sum(map(of_item, items(value))) if value else 0
-
-
-def _values(entries: Mapping[str, Any]) -> Iterator[Any]:
-    return iter(entries.values())
+    if is_map:
+        return lambda value: slots * len(value) + sum(map(of_item, value.values())) if value else 0
+    return lambda value: slots * len(value) + sum(map(of_item, value)) if value else 0
 
 
 # -- Avro
@@ -104,9 +105,7 @@ class _Room:
 
 
 _Skip: TypeAlias = Callable[[bytes, int, _Room], int]
-"""A function of a value's bytes, a place in them, and the room left: returns the place after the
-part that begins there. Raises IndexError where the bytes are none of the schema.
-"""
+"""Skips a part of a value from a place, with room left; IndexError: the bytes are no such part."""
 
 
 class _Part(NamedTuple):
@@ -119,116 +118,86 @@ class _Part(NamedTuple):
     """How many items arrays and maps in it have at most for each of their bytes."""
 
 
-@dataclass(frozen=True)
-class AvroItems:
-    """Counter of the items of bare Avro values, written with one schema and read as another.
+def many_items(writer: AvroType, reader: AvroType) -> Callable[[bytes], bool]:
+    """Return the function that says whether a bare Avro value has more than `MAX_ITEMS`."""
+    part = _Parts().of(writer, reader)
 
-    `written`, `read`: the named types of each schema, as fastavro parses it.
-    """
-
-    written: Mapping[str, Any]
-    read: Mapping[str, Any]
-    _parts: dict[tuple[Any, Any], _Part] = field(default_factory=dict)
-
-    def of(self, writer: Any, reader: Any) -> Callable[[bytes], bool]:
-        """Return the function that says whether a value has more than `MAX_ITEMS`."""
-        part = self._part(writer, reader)
-
-        def has_many(value: bytes) -> bool:
-            """Return True where a value has too many items; False also where it is malformed."""
-            if part.items + part.density * len(value) <= MAX_ITEMS:
-                return False
-            try:
-                part.skip(value, 0, _Room(MAX_ITEMS - part.items))
-            except _TooManyError:
-                return True
-            except IndexError:
-                pass  # the decoder says what is wrong, and comes no further
+    def has_many(value: bytes) -> bool:
+        if part.items + part.density * len(value) <= MAX_ITEMS:
             return False
+        try:
+            part.skip(value, 0, _Room(MAX_ITEMS - part.items))
+        except _TooManyError:
+            return True
+        except IndexError:
+            pass  # the decoder says what is wrong, and comes no further
+        return False
 
-        return has_many
+    return has_many
 
-    def _part(self, writer: Any, reader: Any) -> _Part:
-        writer, reader = _node(writer, self.written), _choice(reader, self.read)
-        if isinstance(writer, list):
-            return self._union(writer, reader)
-        kind = writer["type"]
-        if kind in ("record", "error"):
-            key = writer["name"], reader and reader.get("name")
-            if key not in self._parts:
-                self._parts[key] = self._record(writer, reader)
-            return self._parts[key]
-        if kind == "array":
-            return _repeated(self._part(writer["items"], reader and reader.get("items")))
-        if kind == "map":
-            value = self._part(writer["values"], reader and reader.get("values"))
-            return _repeated(_joined([_TEXT, value]))
-        if kind == "fixed":
-            return _of_size(int(writer["size"]))
-        return _PLAIN.get(kind, _LONG)
 
-    def _union(self, choices: list[Any], reader: Any) -> _Part:
-        parts = [self._part(choice, reader) for choice in choices]
+class _Parts:
+    def __init__(self) -> None:
+        self._records: dict[tuple[AvroType, str | None], _Part] = {}
+
+    def of(self, writer: AvroType, reader: AvroType | None) -> _Part:
+        reader = reader and _choice(reader)
+        match writer.kind:
+            case "union":
+                return self._union(writer, reader)
+            case "record":
+                key = writer, reader.name if reader else None
+                if key not in self._records:
+                    self._records[key] = self._record(writer, reader)
+                return self._records[key]
+            case ("array" | "map") as kind:
+                inside = reader.items[0] if reader and reader.kind == kind else None
+                item = self.of(writer.items[0], inside)
+                return _repeated(item if kind == "array" else _joined([_TEXT, item]))
+            case "fixed":
+                return _of_size(int(writer.schema["size"]))
+        return _PLAIN.get(writer.kind, _LONG)
+
+    def _union(self, union: AvroType, reader: AvroType | None) -> _Part:
+        parts = [self.of(choice, reader) for choice in union.items]
         skips = [part.skip for part in parts]
 
         def skip(value: bytes, at: int, room: _Room) -> int:
-            """Skip the number of a choice, and the choice."""
             number, at = _long(value, at)
             return skips[_natural(number)](value, at, room)
 
         return _Part(
             skip,
-            max(self._read_items(reader), *(part.items for part in parts)),
+            max(_read_items(reader), *(part.items for part in parts)),
             1 + min(part.bytes for part in parts),
             max(part.density for part in parts),
         )
 
-    def _record(self, writer: Mapping[str, Any], reader: Any) -> _Part:
-        fields = reader.get("fields", ()) if reader else ()
-        rest = {part["name"]: part["type"] for part in fields}
-        names = {alias: part["name"] for part in fields for alias in part.get("aliases", ())}
+    def _record(self, writer: AvroType, reader: AvroType | None) -> _Part:
+        fields = reader.fields if reader else []
+        rest = {field.name: field.type for field in fields}
+        names = {alias: field.name for field in fields for alias in field.schema.get("aliases", ())}
         parts = []
-        for own in writer["fields"]:
-            name = own["name"] if own["name"] in rest else names.get(own["name"])
-            parts.append(self._part(own["type"], rest.pop(name, None)))
+        for own in writer.fields:
+            name = own.name if own.name in rest else names.get(own.name, "")
+            parts.append(self.of(own.type, rest.pop(name, None)))
         record = _joined(parts)
-        return record._replace(items=1 + record.items + sum(map(self._read_items, rest.values())))
-
-    def _read_items(self, reader: Any) -> int:
-        """Return how many items a default has in the column of a part that is read."""
-        if reader is None:
-            return 1
-        reader = _choice(reader, self.read)
-        if reader["type"] not in ("record", "error"):
-            return 1
-        return 1 + sum(self._read_items(part["type"]) for part in reader["fields"])
+        return record._replace(items=1 + record.items + sum(map(_read_items, rest.values())))
 
 
-def _node(schema: Any, named: Mapping[str, Any]) -> Any:
-    """Return a part of a schema that is no name."""
-    if isinstance(schema, list):
-        return schema
-    node = {"type": schema} if isinstance(schema, str) else schema
-    kind = node["type"]
-    return node if kind in _OWN else named.get(kind, node)
+def _read_items(reader: AvroType | None) -> int:
+    fields = _choice(reader).fields if reader else []
+    return 1 + sum(_read_items(field.type) for field in fields)
 
 
-def _choice(reader: Any, named: Mapping[str, Any]) -> Any:
-    """Return what a part that is read is, if it is not null; None where nobody reads it."""
-    if reader is None:
-        return None
-    node = _node(reader, named)
-    if isinstance(node, list):
-        nodes = [_node(choice, named) for choice in node]
-        return next((choice for choice in nodes if choice["type"] != "null"), nodes[0])
-    return node
+def _choice(reader: AvroType) -> AvroType:
+    return reader.choices[0] if reader.kind == "union" else reader
 
 
 def _joined(parts: list[_Part]) -> _Part:
     skips = [part.skip for part in parts]
 
     def skip(value: bytes, at: int, room: _Room) -> int:
-        """Skip one part after the other."""
         for each in skips:
             at = each(value, at, room)
         return at
@@ -243,7 +212,6 @@ def _joined(parts: list[_Part]) -> _Part:
 
 def _repeated(item: _Part) -> _Part:
     def skip(value: bytes, at: int, room: _Room) -> int:
-        """Skip the blocks of an array or a map. Raises _TooManyError."""
         while True:
             count, at = _long(value, at)
             if count == 0:
@@ -276,7 +244,6 @@ def _skip_text(value: bytes, at: int, _: _Room) -> int:
 
 
 def _long(value: bytes, at: int) -> tuple[int, int]:
-    """Return the number at a place, of 64 bits as fastavro has it, and the place after it."""
     number = shift = 0
     while True:
         byte = value[at]
@@ -310,7 +277,30 @@ _PLAIN: Final = {
     "string": _TEXT,
     "bytes": _TEXT,
 }
-_OWN: Final = frozenset(
-    [*_PLAIN, "int", "long", "enum", "fixed", "record", "error", "array", "map"]
-)
-"""Names that mean Avro's own types."""
+
+
+LARGE_BYTES: Final = 2**20
+"""Size of values that are parsed in turns. All that are smaller fit into memory beside them."""
+
+_PATH: Final = Path(tempfile.gettempdir(), f"watersmeet-{os.getuid()}.turn")
+_AT_ONCE: Final[AbstractContextManager[None]] = nullcontext()
+
+
+def in_turn(size: int) -> AbstractContextManager[None]:
+    """Hold, while a large value is parsed, what nobody else holds; the process's end frees it."""
+    return _turn() if size > LARGE_BYTES else _AT_ONCE
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    file = None
+    with suppress(OSError):  # without a file that can be locked, as many as there are workers
+        # Each opens it for itself: threads of one process take turns, too.
+        file = os.open(_PATH, os.O_CREAT | os.O_NOFOLLOW | os.O_RDONLY, 0o600)
+        if os.fstat(file).st_uid == os.getuid():  # else somebody else could hold it for ever
+            fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if file is not None:
+            os.close(file)

@@ -27,10 +27,7 @@ class OpenRecordTimes(NamedTuple):
         return cls(first, last, rules.due(first, last))
 
     def by_key(self, keys: Int64s, count: int) -> OpenRecordTimes:
-        """Return these times by the number of a key, `MAX_TIME` where a key has no open record.
-
-        `keys`: the number of the key of each record here. `count`: how many keys there are.
-        """
+        """Return these times by number of a key (of `count`), `MAX_TIME` without an open record."""
         times = OpenRecordTimes(*(np.full(count, MAX_TIME) for _ in self._fields))
         for column, own in zip(times, self, strict=True):
             column[keys] = own

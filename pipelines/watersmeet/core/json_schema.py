@@ -41,20 +41,15 @@ _REFERENCES: Final = frozenset(["$ref", "$dynamicRef", "$recursiveRef"])
 _LITERAL_KEYWORDS: Final = frozenset(["const", "enum", "default", "examples"])
 _OR_KEEP_TEXT: Final = ", or leave out `schema` to keep values as JSON text"
 
-_LITERAL_TYPES: Final[dict[type, str]] = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-}
+_LITERAL_TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
 @dataclass(frozen=True)
 class ValueSchema:
     """A JSON Schema that fits a table.
 
-    `text` is the schema that values are tested by, `type` the struct that they become. It pickles,
-    so it can be sent to worker processes. Each compiles its own `validator()`.
+    `text` is the schema that values are tested by, `type` the struct that they become. It pickles;
+    each process compiles its own `validator()`.
     """
 
     text: str
@@ -63,27 +58,19 @@ class ValueSchema:
     def validator(self) -> Callable[[object], str | None]:
         """Return a function that tests a value (as orjson parses it).
 
-        It returns None where the value fits, else one sentence with the first violation and its
-        path. The sentence names fields, never contents. Formats are not checked: by the standard
-        they are annotations.
+        It returns None, or one sentence with the first violation and its path, which names fields,
+        never contents. Formats are not checked: by the standard they are annotations.
         """
         compiled = _compiled(orjson.loads(self.text))
         count = counter_of_lists(self.type)
 
         def first_violation(value: Any) -> str | None:
-            """Return where and how a JSON value first breaks the schema, or None.
-
-            The words are of bounded length.
-            """
             if compiled.is_valid(value):
                 return TOO_MANY if count is not None and count(value) > MAX_ITEMS else None
             error = next(iter(compiled.iter_errors(value)))
             sentence = f"{_json_path(error.instance_path)}: {printable(error.message)}"
-            return (
-                sentence
-                if len(sentence) <= LONGEST_VIOLATION
-                else sentence[: LONGEST_VIOLATION - 3] + "..."
-            )
+            is_short = len(sentence) <= LONGEST_VIOLATION
+            return sentence if is_short else f"{sentence[: LONGEST_VIOLATION - 3]}..."
 
         return first_violation
 
@@ -98,11 +85,10 @@ class UnfitError(Exception):
 
 
 def value_schema(text: bytes, path: Path) -> ValueSchema:
-    """Read a JSON Schema as the schema of a source's values.
+    """Read a JSON Schema, from the file at `path`, as the schema of a source's values.
 
-    `path`: the file that it comes from. Raises ConfigurationError with one sentence where the text
-    is not a valid schema, refers to another document, or does not give every field exactly one
-    column type.
+    Raises ConfigurationError where it is not a valid schema, refers to another document, or does
+    not give every field exactly one column type.
     """
     try:
         return _value_schema(orjson.loads(text))
@@ -130,19 +116,16 @@ def _value_schema(document: Any) -> ValueSchema:
     value_type = columns.value_type()
     for schema in columns.integers:
         schema["allOf"] = [*schema.get("allOf", []), INT64_BOUNDS]
-    return ValueSchema(
-        text=orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), type=value_type
-    )
+    return ValueSchema(orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), value_type)
 
 
 def _compiled(document: Any) -> jsonschema_rs.Validator:
+    def retrieve(uri: str) -> Any:
+        raise LookupError(f"{uri} is not part of the schema")
+
     return jsonschema_rs.validator_for(
-        document, validate_formats=False, mask="the value", retriever=_no_network
+        document, validate_formats=False, mask="the value", retriever=retrieve
     )
-
-
-def _no_network(uri: str) -> Any:
-    raise LookupError(f"{uri} is not part of the schema")
 
 
 def _references(node: Any) -> Iterator[str]:
@@ -156,14 +139,11 @@ def _references(node: Any) -> Iterator[str]:
 
 
 def _json_path(steps: list[str | int]) -> str:
-    """Return the JSON path of steps: `$`, then `.name`, `['any name']` or `[index]` for each."""
-    named = (
-        (f".{step}" if is_identifier(step) else f"[{step!r}]")
-        if isinstance(step, str)
-        else f"[{step}]"
-        for step in steps
-    )
-    return "$" + "".join(named)
+    path = "$"
+    for step in steps:
+        is_name = isinstance(step, str) and is_identifier(step)
+        path += f".{step}" if is_name else f"[{step!r}]"
+    return path
 
 
 @dataclass
@@ -174,20 +154,11 @@ class _Columns:
     integers: list[dict[str, Any]] = field(default_factory=list)
 
     def value_type(self) -> pa.DataType:
-        """Return the struct of the schema's top level.
-
-        Raises UnfitError where that is not an object with properties.
-        """
         top, followed = self._dereferenced(self.document, "the top level", ("#",))
-        if (
-            not isinstance(top, dict)
-            or not top.get("properties")
-            or _types(top) not in ([], ["object"])
-        ):
-            raise UnfitError(
-                "the top level must be an object with `properties`",
-                f"name its fields there{_OR_KEEP_TEXT}",
-            )
+        has_fields = isinstance(top, dict) and top.get("properties")
+        if not has_fields or _types(top) not in ([], ["object"]):
+            what = "the top level must be an object with `properties`"
+            raise UnfitError(what, f"name its fields there{_OR_KEEP_TEXT}")
         return pa.struct(self._fields(top, "", followed))
 
     def _fields(
@@ -197,20 +168,12 @@ class _Columns:
         fields = []
         for name, child in schema["properties"].items():
             where = f"{parent}.{name}" if parent else name
-            if not name or not FORBIDDEN_IN_NAMES.isdisjoint(name):
-                raise _refused(where, "has a name that no table column can have", "give it another")
-            other = spellings.setdefault(name.lower(), name)
-            if other != name:
-                raise _refused(
-                    where,
-                    f"differs from `{other}` only in case, which columns do not",
-                    "rename one",
-                )
+            if fault := name_fault(name, spellings):
+                raise _refused(where, *fault)
             fields.append((name, self._column_type(child, where, followed)))
         return fields
 
     def _column_type(self, schema: Any, where: str, followed: tuple[str, ...]) -> pa.DataType:
-        """Return the column type of a field."""
         schema, followed = self._dereferenced(schema, f"field `{where}`", followed)
         if not isinstance(schema, dict):
             raise _refused(where)
@@ -220,18 +183,12 @@ class _Columns:
         types = types or _types_of_literals(schema)
         if types == ["object"] and schema.get("properties"):
             return pa.struct(self._fields(schema, where, followed))
-        if (
-            types == ["object"]
-            and isinstance(items := schema.get("additionalProperties"), dict)
-            and not _names_fields(schema)
-        ):
-            return pa.map_(pa.string(), self._column_type(items, f"{where}[]", followed))
-        if (
-            types == ["array"]
-            and isinstance(schema.get("items"), dict)
-            and "prefixItems" not in schema
-        ):
-            return pa.list_(self._column_type(schema["items"], f"{where}[]", followed))
+        values = schema.get("additionalProperties")
+        if types == ["object"] and isinstance(values, dict) and not schema.get("patternProperties"):
+            return pa.map_(pa.string(), self._column_type(values, f"{where}[]", followed))
+        items = None if "prefixItems" in schema else schema.get("items")
+        if types == ["array"] and isinstance(items, dict):
+            return pa.list_(self._column_type(items, f"{where}[]", followed))
         if len(types) != 1 or types[0] not in COLUMN_TYPES:
             raise _refused(where)
         if types == ["integer"] and not any(schema is other for other in self.integers):
@@ -241,10 +198,7 @@ class _Columns:
     def _dereferenced(
         self, schema: Any, where: str, followed: tuple[str, ...]
     ) -> tuple[Any, tuple[str, ...]]:
-        """Follow `$ref`. Return the part that it refers to, and all references followed so far.
-
-        Keywords beside `$ref` only validate, so the column type is that of this part.
-        """
+        # Keywords beside `$ref` only validate, so the column type is that of the part it refers to.
         while isinstance(schema, dict) and "$ref" in schema:
             reference = schema["$ref"]
             if reference in followed:
@@ -268,6 +222,18 @@ class _Columns:
         return schema, followed
 
 
+def name_fault(name: str, spellings: dict[str, str]) -> tuple[str, str] | None:
+    """Return why no column can have a field's name, and the fix; None where one can.
+
+    `spellings`: the names of the fields before it, by their lower case, to which it is added.
+    """
+    if not name or not FORBIDDEN_IN_NAMES.isdisjoint(name):
+        return "has a name that no table column can have", "give it another"
+    if (other := spellings.setdefault(name.lower(), name)) != name:
+        return f"differs from `{other}` only in case, which columns do not", "rename one"
+    return None
+
+
 def _refused(
     where: str,
     what: str = "has no single type that a table column can have",
@@ -277,40 +243,23 @@ def _refused(
 
 
 def _types(schema: dict[str, Any]) -> list[str]:
-    """Return the declared types except `null`: every column may be null."""
     declared = schema.get("type", [])
-    return [
-        name for name in ([declared] if isinstance(declared, str) else declared) if name != "null"
-    ]
-
-
-def _names_fields(schema: dict[str, Any]) -> bool:
-    """Return True where an object's fields have names of their own, also by a pattern."""
-    return bool(schema.get("properties") or schema.get("patternProperties"))
+    names = [declared] if isinstance(declared, str) else declared
+    return [name for name in names if name != "null"]
 
 
 def _only_choice_but_null(schema: dict[str, Any]) -> Any:
     for keyword in ("anyOf", "oneOf"):
         choices = schema.get(keyword, [])
-        rest = [
-            choice
-            for choice in choices
-            if not (isinstance(choice, dict) and choice.get("type") == "null")
-        ]
+        rest = [c for c in choices if not (isinstance(c, dict) and c.get("type") == "null")]
         if len(rest) == 1 and len(choices) == 2:
             return rest[0]
     return None
 
 
 def _types_of_literals(schema: dict[str, Any]) -> list[str]:
-    """Return the types of `const` or `enum` where no type is declared.
-
-    A literal that fits no column has the type `none`.
-    """
+    # A literal that fits no column has the type `none`.
     if "type" in schema:
         return []
     literals = [schema["const"]] if "const" in schema else schema.get("enum", [])
-    names = {
-        _LITERAL_TYPES.get(type(literal), "none") for literal in literals if literal is not None
-    }
-    return sorted(names)
+    return sorted({_LITERAL_TYPES.get(type(each), "none") for each in literals if each is not None})

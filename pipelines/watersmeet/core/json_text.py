@@ -1,7 +1,7 @@
 """Strict JSON: parses a record's bytes as an object, or says in one sentence why they are not one.
 
-Strict means RFC 8259 in UTF-8, with one difference: a number may be of any size. The limits are
-what every parser and writer that handles the value later can take.
+Strict means RFC 8259 in UTF-8, but a number may be of any size. The limits are what every parser
+and writer that handles the value later can take.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ import orjson
 from watersmeet.core.items import TOO_MANY, has_many_items
 
 MAX_DEPTH: Final = 500
-"""Maximum levels of nesting: half of what Python's and Jackson's parsers take.
-
-So none of them ever fails first.
-"""
+"""Maximum levels of nesting: half of what Python's and Jackson's parsers take."""
 
 MAX_DEPTH_WITH_SCHEMA: Final = 250
 """Maximum levels of nesting with a schema: jsonschema-rs and orjson's writer give up at 255."""
@@ -47,8 +44,8 @@ class UndecodableError(ValueError):
 def parse_object(value: bytes | None, violation: Violation | None) -> dict[str, Any]:
     """Return the JSON object that a record's value spells. Of a repeated name the last one counts.
 
-    With `violation` (a schema's test), the value must also fit the schema, repeat no name, and keep
-    the limits on numbers and names. Raises UndecodableError otherwise.
+    With `violation` (a schema's test), the value must fit the schema, repeat no name, and keep the
+    limits. Raises UndecodableError otherwise.
     """
     if value is None:
         raise UndecodableError("no value (tombstone)")
@@ -71,16 +68,12 @@ def parse_object(value: bytes | None, violation: Violation | None) -> dict[str, 
 
 
 def finder(path: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
-    """Return the function that finds the value at a path in an object, or `MISSING`.
-
-    `path`: field names, from the outermost in.
-    """
+    """Return the function that finds the value at a path in an object, or `MISSING`."""
     if len(path) == 1:
         [name] = path
         return lambda document: document.get(name, MISSING)
 
     def find(document: Any) -> Any:
-        """Return the value at the path in a document, or `MISSING`."""
         for name in path:
             if not isinstance(document, dict) or name not in document:
                 return MISSING
@@ -93,14 +86,13 @@ def finder(path: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
 def first_finder(paths: Sequence[tuple[str, ...]]) -> Callable[[dict[str, Any]], Any]:
     """Return the function that finds an object's value at the first path with one that is not null.
 
-    Where no path has one, the function returns what the last path leads to (null or `MISSING`).
+    Where no path has one, the last path's counts (null or `MISSING`).
     """
     if len(paths) == 1:
         return finder(paths[0])
     finders = [finder(path) for path in paths]
 
     def find(document: dict[str, Any]) -> Any:
-        """Return a document's value at the first path with one that is not null."""
         value = MISSING
         for look in finders:
             value = look(document)
@@ -112,10 +104,7 @@ def first_finder(paths: Sequence[tuple[str, ...]]) -> Callable[[dict[str, Any]],
 
 
 def is_same(value: Any, expected: str | int | float | bool) -> bool:
-    """Return True where two JSON scalars are equal by JSON's rules.
-
-    `true` is not 1 and `"1"` is not 1, but 1.0 is 1.
-    """
+    """Return True where two JSON scalars are equal by JSON's rules: `true` is not 1, but 1.0 is."""
     return value == expected and isinstance(value, bool) == isinstance(expected, bool)
 
 
@@ -136,10 +125,7 @@ def kind(value: Any) -> str:
 
 
 def key_text(texts: Sequence[str]) -> str:
-    """Return the key that several texts make: the compact JSON array of them; a single one is it.
-
-    Only quotes, backslashes and control characters are escaped.
-    """
+    """Return the key that texts make: the compact JSON array of them; a single one is it."""
     return texts[0] if len(texts) == 1 else orjson.dumps(texts).decode()
 
 
@@ -148,10 +134,7 @@ class _NumberText(str):
 
 
 def number_text(number: float, paths: Sequence[tuple[str, ...]], value: bytes | None) -> str:
-    """Return the number `number` at one of `paths` as the record spelled it.
-
-    1.0 stays 1.0, and an integer of any length keeps its digits.
-    """
+    """Return the number at one of `paths` as the record spelled it: 1.0 stays 1.0."""
     # JSON spells an integer in one way only, except for -0.
     if isinstance(number, int) and number != 0:
         return str(number)
@@ -163,11 +146,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 def _with_any_number(value: bytes, error: orjson.JSONDecodeError, *, is_allowed: bool) -> Any:
-    """Parse strict JSON in which orjson found an `error` that is a number beyond a double.
-
-    Such a number becomes an infinity. Raises UndecodableError for any other error, and unless such
-    a number `is_allowed`.
-    """
+    # orjson's error is a number beyond a double, which becomes an infinity where it `is_allowed`.
     fault = UndecodableError(f"no strict JSON: {error}")
     number = _NUMBER.match(error.doc, error.pos)
     if number is None or isfinite(float(number[0])):
@@ -187,10 +166,7 @@ def _with_any_number(value: bytes, error: orjson.JSONDecodeError, *, is_allowed:
 
 
 def _integer(text: str) -> int | float:
-    """Return an integer as orjson does: beyond 64 bits it is a double.
-
-    (Some Pythons refuse to read thousands of digits as int.)
-    """
+    # As orjson: beyond 64 bits it is a double. (Some Pythons refuse thousands of digits as int.)
     return int(text) if len(text) <= 20 else float(text)
 
 
@@ -202,10 +178,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 
 
 def is_deeper(value: bytes, levels: int) -> bool:
-    """Return True where a JSON text nests objects and arrays deeper than `levels`.
-
-    What a repeated name hides counts, too.
-    """
+    """Return True where a JSON text, with repeated names, nests deeper than `levels`."""
     if value.count(b"{") + value.count(b"[") <= levels:
         return False
     without_escapes = value.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -218,11 +191,8 @@ _LONG_EXPONENT = re.compile(rb"[0-9][eE][+-]?[0-9]{5,}[\s,}\]]")
 
 
 def _refuse_ambiguous(value: bytes, document: dict[str, Any]) -> None:
-    """Refuse repeated names, and numbers and names beyond the limits.
-
-    Parsers read or refuse these differently. The exact check costs more than all the rest, so it is
-    only made where a cheap one finds a possible case.
-    """
+    # Parsers read or refuse these differently. The exact check costs more than all the rest, so it
+    # is only made where a cheap one finds a possible case.
     # The parser keeps one of several equal names. The colons of the others are then missing from
     # what it read, unless an escaped colon (`\u003a`), which it spells out, makes up for them.
     if (

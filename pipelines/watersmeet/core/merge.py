@@ -30,17 +30,18 @@ from watersmeet.core.columns import (
     lengths,
     numbered,
     one_chunk,
+    part_topics,
+    row_values,
     taken,
     time_column,
     times_ms,
 )
 from watersmeet.core.idle import IdleDecision
-from watersmeet.core.input_columns import part_topics
 from watersmeet.core.inputs import InputId, of_source, several_topics
 from watersmeet.core.joining import OpenRecordTimes, session_index
 from watersmeet.core.message import as_read, exceeds
 from watersmeet.core.plan import BatchPlan, Rules, TopicPartition
-from watersmeet.core.positions import NAMES, Positioned
+from watersmeet.core.positions import NAMES, Positioned, records_at, release
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import ID, RECORD_IDS, Numbers, duplicates_of, joined
 from watersmeet.core.silver import OUTCOMES, PASSED, in_silver, of_batch
@@ -48,7 +49,6 @@ from watersmeet.core.tenants import HEADS
 from watersmeet.core.too_large import EXCESS, RECORD_COUNT, has_no_parts, records_of
 from watersmeet.core.types import DUE, TENANT, TIME, schema_of
 from watersmeet.core.values import typed_values
-from watersmeet.core.waiting import records_at, release
 
 RECORD_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time "
@@ -319,7 +319,6 @@ def _late_by_now(unfinished: pa.Table, waited: pa.Table | None, batch: Batch) ->
 
 
 def _late_rows(rows: pa.Table, batch: Batch) -> pa.Table:
-    """Return late records, which have their positions and values, as rows of silver."""
     rows = of_batch(rows, batch.plan.batch, batch.plan.generation)
     rows = rows.append_column("u", time_column(_settled_after(rows, batch)))
     rows = rows.append_column(RECORD_BYTES, pa.array(lengths(rows["value"])))
@@ -354,7 +353,6 @@ def without_values(records: pa.Table) -> pa.Table:
 
 
 def _gathered(values: pa.ChunkedArray, rows: Int64s) -> pa.ChunkedArray:
-    """Return the values of some rows (large_binary)."""
     return taken(values.cast(pa.large_binary()), rows)
 
 
@@ -441,7 +439,7 @@ class _Entering(NamedTuple):
     - `open_rows`: the open records.
     - `waited`: the waiting rows that enter the merge, or are written anew.
     - `is_waiting`: for each of the batch's records, then for each of `waited`, True where it waits.
-    - `deleted`: see `core.waiting.Released`.
+    - `deleted`: see `core.positions.Released`.
     """
 
     open_rows: pa.Table
@@ -673,7 +671,6 @@ class Members(NamedTuple):
 
 
 def _excess_rows(members: Members, batch: Batch) -> pa.Table:
-    """Return rows of silver for all records of merge records that are too large."""
     names = [name for name in EXCESS.names if name not in ("batch", "generation")]
     kinds = pa.schema([EXCESS.field(name) for name in names])
     records = members.records.rows, records_of(members.rows, batch.inputs)
@@ -736,9 +733,8 @@ def _parts(source: str, members: Members, values: pa.ChunkedArray, batch: Batch)
 
 
 def _read(source: str, records: pa.Table, values: pa.ChunkedArray, batch: Batch) -> pa.ChunkedArray:
-    """Return the values of a source's records as silver keeps them."""
     decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
-    places = zip(records["partition"].to_pylist(), records["offset"].to_pylist(), strict=True)
+    places = row_values(records, "partition", "offset")
     kind = batch.read_types.get(source, batch.value_types[source])
     return typed_values(_gathered(values, int64s(records[_ROW])), kind, decode, places)
 

@@ -1,7 +1,4 @@
-"""JSON Schema of the messages, for those who read the topic.
-
-It describes messages that are published without an expression of the user's.
-"""
+"""JSON Schema of the messages that are published without an expression of the user's."""
 
 from __future__ import annotations
 
@@ -21,11 +18,9 @@ _NO_NUMBERS: Final = ["NaN", "Infinity", "-Infinity"]
 def message_schema(
     schemas: Mapping[str, ValueSchema | AvroSchema | None], *, has_tenants: bool = False
 ) -> dict[str, Any]:
-    """Return the JSON Schema of a message.
+    """Return the JSON Schema of a message; `schemas`: that of values by source, in order, or None.
 
-    `schemas` has, by source and in the order of the sources, the schema of the values, None where
-    they have none. `has_tenants` is True where the merge has tenants. The JSON Schema is open: a
-    field that a source gains later does not make a message invalid.
+    It is open: a field that a source gains later does not make a message invalid.
     """
     tenant = {"tenant": {"description": "Whose the records are.", "type": "string", "minLength": 1}}
     own: dict[str, Any] = {
@@ -41,11 +36,8 @@ def message_schema(
         },
     }
     for source, schema in schemas.items():
-        value = (
-            {"type": "object"}
-            if schema is None
-            else _part(schema.type, is_avro=isinstance(schema, AvroSchema))
-        )
+        is_avro = isinstance(schema, AvroSchema)
+        value = _part(schema.type, is_avro=is_avro) if schema else {}
         own[source] = {
             "description": f"The values of {source}, by event time and offset.",
             "type": "array",
@@ -62,20 +54,14 @@ def message_schema(
 
 
 def _part(kind: pa.DataType, *, is_avro: bool) -> dict[str, Any]:
-    """Return the JSON Schema of a part of a value, which may be null.
-
-    Only Avro sources have numbers that JSON does not have.
-    """
     if pa.types.is_struct(kind):
         fields = {field.name: _part(field.type, is_avro=is_avro) for field in kind}
         return {"type": ["object", "null"], "properties": fields, "required": [*fields]}
     if pa.types.is_list(kind):
         return {"type": ["array", "null"], "items": _part(kind.value_type, is_avro=is_avro)}
     if pa.types.is_map(kind):
-        return {
-            "type": ["object", "null"],
-            "additionalProperties": _part(kind.item_type, is_avro=is_avro),
-        }
+        values = _part(kind.item_type, is_avro=is_avro)
+        return {"type": ["object", "null"], "additionalProperties": values}
     if pa.types.is_floating(kind) and is_avro:
         return {"anyOf": [{"type": ["number", "null"]}, {"enum": _NO_NUMBERS}]}
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):

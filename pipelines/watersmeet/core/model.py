@@ -446,6 +446,17 @@ class PartitionMerge:
         for row in [row for row in self.open.values() if self._due(row) < clocks[row.tenant]]:
             self._time_out(row)
 
+    def forget_finished(self) -> None:
+        """Forget what is finished, once somebody has taken it."""
+        for finished in (
+            self.timed_out,
+            self.late,
+            self.duplicates,
+            self.excess,
+            self.passed,
+        ):
+            finished.clear()
+
     def tenants(self) -> set[str]:
         """Return the tenants that have something open or waiting."""
         return {tenant for tenant, _ in self.open} | {_tenant(record) for _, record in self.waiting}

@@ -14,12 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.bounds import BOUNDS, Bounds
-from watersmeet.core.columns import NULL_TIME, Booleans, Int64s, groups, int64s, looked_up
+from watersmeet.core.columns import (
+    NULL_TIME,
+    Booleans,
+    Int64s,
+    groups,
+    input_numbers,
+    int64s,
+    looked_up,
+)
 from watersmeet.core.idle import IdleDecision
-from watersmeet.core.input_columns import input_numbers
 from watersmeet.core.inputs import InputId
-from watersmeet.core.window import Window
+from watersmeet.core.window import BOUNDS, Bounds, Closing, Window
 
 
 class TopicPartition(NamedTuple):
@@ -152,6 +158,11 @@ class Rules:
     """
     bounds: Bounds = BOUNDS
     """The bounds of a merge record."""
+
+    @property
+    def closing(self) -> Closing:
+        """What decides when merge records close."""
+        return Closing(self.window.gap_ms, self.window.longest_ms, self.lag_ms or 0)
 
     def late_before(self, partitions: Int64s, positions: Int64s) -> Int64s:
         """Return per record the event time (ms) before which it is late, whatever its tenant."""

@@ -1,7 +1,6 @@
-"""Reader of records: from Kafka's bytes to a key and an event time, or to the reason of a refusal.
+"""Reader of records: from Kafka's bytes to a key and an event time, or the reason of a refusal.
 
-The result depends on the record and the rules alone, so the same bytes are read alike in every
-batch, restart and rebuild.
+The result depends on the record and the rules alone, in every batch, restart and rebuild.
 """
 
 from __future__ import annotations
@@ -19,26 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.core import json_text
 from watersmeet.core.avro_columns import LOCAL
 from watersmeet.core.avro_schema import FRAME, AvroSchema, as_text, schema_id_of
 from watersmeet.core.column_reading import ColumnReader, column_reader, sent_keys
-from watersmeet.core.columns import Booleans, Int64s, int64s, lengths, one_chunk
+from watersmeet.core.columns import Booleans, Int64s, int64s, lengths, one_chunk, row_values
+from watersmeet.core.headers import REDRIVEN, redriven_offset
+from watersmeet.core.items import in_turn
 from watersmeet.core.json_schema import ValueSchema
-from watersmeet.core.json_text import (
-    UndecodableError,
-    finder,
-    first_finder,
-    is_same,
-    key_text,
-    kind,
-    number_text,
-    parse_object,
-)
-from watersmeet.core.paths import Path, paths_text
-from watersmeet.core.redriven import REDRIVEN, redriven_offset
+from watersmeet.core.json_text import UndecodableError
 from watersmeet.core.repeated import ID
+from watersmeet.core.texts import Path, paths_text
 from watersmeet.core.times import EPOCH, LAST_EVENT_TIME_MS, parse_iso_8601, time_zone
-from watersmeet.core.turns import in_turn
 from watersmeet.core.types import HEADERS, NO_TENANT, TENANT, schema_of
 
 KAFKA: Final = schema_of(
@@ -50,28 +41,15 @@ KAFKA: Final = schema_of(
 KEYED_BY: Final = ("key", "value", "headers")
 """The columns of `KAFKA` in which a record may have its merge key."""
 
-BRONZE: Final = pa.schema(
-    [
-        *KAFKA,
-        *schema_of(
-            "merge_key string, event_time timestamp, heartbeat boolean, reason string, detail "
-            "string"
-        ),
-    ]
-)
+_FOUND = "merge_key string, event_time timestamp, heartbeat boolean, reason string, detail string"
+BRONZE: Final = pa.schema([*KAFKA, *schema_of(_FOUND)])
 """The columns of `bronze_<source>`: Kafka's, and what was read or why the record was refused."""
 
 RECORD_BYTES: Final = pa.field("record_bytes", pa.int64())
-"""The last column of bronze: how many bytes a record's key, value and headers have, as kept.
-
-Reads into memory are planned by it, since file sizes do not tell: values are compressed in files.
-"""
+"""The last column of bronze: the bytes of key, value and headers, by which reads are planned."""
 
 REDRIVEN_FROM: Final = pa.field("redriven_from", pa.int64())
-"""A column of bronze: the offset of the refused record that a redriven one says it was.
-
-The offset is in the record's own topic-partition. Null for all other records.
-"""
+"""A column of bronze: the offset, in its own partition, of the record that a redriven one was."""
 
 MAX_RECORD_BYTES: Final = 64 * 1024 * 1024
 """Default maximum size of a value in bytes."""
@@ -79,21 +57,15 @@ MAX_RECORD_BYTES: Final = 64 * 1024 * 1024
 MILLISECONDS_PER_UNIT: Final = {"s": 3, "ms": 0, "us": -3, "ns": -6}
 """Units of numeric event times, with the milliseconds of each as a power of ten."""
 WRITER_SCHEMA: Final = pa.field("writer_schema", pa.int64())
-"""An additional column of bronze: the registry's id of the schema that a value was written with.
+"""A further column of bronze where values name it: the registry's id of their schema."""
 
-It is there where values name that schema.
-"""
-
+_PLACE = ("topic", "partition", "offset")
 _BATCH_ROWS = 65_536
 _EXACTLY: Final = Context(MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Overflow])
 
 
 def bronze_schema(*, has_registry: bool = False, has_ids: bool = False) -> pa.Schema:
-    """Return the columns of a source's bronze.
-
-    `tenant` is null for a refused record, and for a heartbeat of no tenant. `has_ids`: True where
-    records of some source may have ids.
-    """
+    """Return the columns of a source's bronze; `has_ids`: records of some source may have ids."""
     writer_schema = [WRITER_SCHEMA] if has_registry else []
     ids = [ID] if has_ids else []
     return pa.schema([*BRONZE, *writer_schema, *TENANT, *ids, REDRIVEN_FROM, RECORD_BYTES])
@@ -135,34 +107,19 @@ class ReadingRules:
     skips_tombstones: bool = False
     """True where a record without a value is passed over, not refused."""
     where: tuple[tuple[str, ...], str | int | float | bool] | None = None
-    """Path in the source's own records, and the value that they have there.
-
-    Any other record of the topic is a heartbeat, or is passed over where it has no event time.
-    """
+    """Path and value of the source's own records. Any other is a heartbeat, or is passed over."""
     leaves_undecodable: bool = False
-    """True where a record that cannot be decoded is passed over.
-
-    Another source of the topic then refuses it.
-    """
+    """True where another source of the topic refuses what cannot be decoded."""
     tenant: Path | None = None
-    """Path of the tenant; None without tenants.
-
-    A heartbeat without one there is nobody's. Another source's record without one is passed over.
-    """
+    """Path of the tenant; None without tenants. A heartbeat without one is nobody's."""
     reads_text: bool = False
     """True where a number in a string is an event time in the `unit`."""
     zone: str | None = None
     """Time zone of an event time that names none; None for UTC."""
     max_record_bytes: int = MAX_RECORD_BYTES
-    """Maximum bytes of a value, and of key and headers together.
-
-    The value of a larger record is not kept.
-    """
+    """Maximum bytes of a value that is kept, and of key and headers together."""
     id: Path | None = None
-    """Path of a record's id; empty where the records have none.
-
-    None where those of no source have one: then there is no column `ID`.
-    """
+    """Path of a record's id; empty where it has none, None where no source has: no column `ID`."""
 
     @property
     def unit_exponent(self) -> int:
@@ -171,22 +128,14 @@ class ReadingRules:
 
 
 _Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None, str | None]"
-"""Merge key, event time in ms, whether the record is a heartbeat, the reason and detail of a
-refusal, and the tenant."""
+"""Merge key, event time in ms, whether it is a heartbeat, reason and detail, and the tenant."""
 
 _SKIPPED: _Read = (None, None, False, None, None, None)
 _Find: TypeAlias = Callable[[dict[str, Any]], Any]
 
 _READ: Final = pa.schema([*BRONZE, *TENANT])
 """The columns of a record that was read, but for those that its bytes and headers give."""
-_READ_TYPES: Final = [
-    pa.string(),
-    pa.timestamp("ms", "UTC"),
-    pa.bool_(),
-    pa.string(),
-    pa.string(),
-    pa.string(),
-]
+_READ_TYPES: Final = [pa.string(), pa.timestamp("ms", "UTC"), pa.bool_(), *[pa.string()] * 3]
 
 
 class _RefusedError(Exception):
@@ -238,7 +187,6 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
 
 
 def _ids(bronze: pa.Table, rules: ReadingRules) -> pa.Array:
-    """Return the column `ID`: text like a key, of each record that has a key and an id."""
     ids = pa.nulls(bronze.num_rows, ID.type)
     if not rules.id:
         return ids
@@ -251,21 +199,18 @@ def _ids(bronze: pa.Table, rules: ReadingRules) -> pa.Array:
     is_keyed = bronze["merge_key"].is_valid()
     texts = []
     for batch in bronze.filter(is_keyed).to_batches(max_chunksize=_BATCH_ROWS):
-        for value, *place in zip(*(batch[name].to_pylist() for name in columns), strict=True):
+        for value, *place in row_values(batch, *columns):
             with in_turn(len(value)):
                 texts.append(_text(find(decode(value, *place)), paths, value))
     return pc.replace_with_mask(ids, is_keyed.combine_chunks(), pa.array(texts, ID.type))
 
 
 def _redriven_from(kafka: pa.Table) -> pa.Array:
-    """Return the column `REDRIVEN_FROM`."""
     headers = one_chunk(kafka["headers"])
     says = pc.equal(headers.flatten().field("key"), REDRIVEN).fill_null(False)
     redriven: list[int | None] = [None] * kafka.num_rows
     for row in pc.unique(headers.value_parent_indices().filter(says)).to_pylist():
-        topic, partition, offset = (
-            kafka[name][row].as_py() for name in ("topic", "partition", "offset")
-        )
+        topic, partition, offset = (kafka[name][row].as_py() for name in _PLACE)
         own_headers = [(header["key"], header["value"]) for header in headers[row].as_py()]
         claim = redriven_offset(topic, partition, offset, own_headers)
         redriven[row] = None if claim is None else claim[0]
@@ -278,7 +223,6 @@ def record_bytes(kafka: pa.Table) -> Int64s:
 
 
 def _bytes_beside_values(kafka: pa.Table) -> Int64s:
-    """Return how many bytes key and headers of each record have."""
     headers = one_chunk(kafka["headers"])
     total = lengths(kafka["key"])
     parents = int64s(headers.value_parent_indices())
@@ -289,11 +233,6 @@ def _bytes_beside_values(kafka: pa.Table) -> Int64s:
 
 
 def _without_large(kafka: pa.Table, max_bytes: int) -> tuple[pa.Table, dict[int, str]]:
-    """Return the records without what is too large in them, and a sentence by row of such a record.
-
-    Such a record loses its value in any case. Its key and headers are kept unless it is they that
-    are too large.
-    """
     values = lengths(kafka["value"])
     others = _bytes_beside_values(kafka)
     is_wide = others > max_bytes
@@ -302,25 +241,19 @@ def _without_large(kafka: pa.Table, max_bytes: int) -> tuple[pa.Table, dict[int,
         return kafka, {}
     too_large = {}
     for row in np.flatnonzero(is_large).tolist():
-        has = f"the value has {values[row]} bytes" + (
-            f", key and headers {others[row]}" if is_wide[row] else ""
-        )
+        beside = f", key and headers {others[row]}" if is_wide[row] else ""
+        has = f"the value has {values[row]} bytes{beside}"
         too_large[row] = f"{has}; kafka.max_record_bytes is {max_bytes}"
     for name, is_gone in (("value", is_large), ("key", is_wide), ("headers", is_wide)):
         if is_gone.any():
-            kafka = kafka.set_column(
-                kafka.schema.get_field_index(name),
-                kafka.schema.field(name),
-                _with_nulls(kafka[name], is_gone),
-            )
+            at = kafka.schema.get_field_index(name)
+            column = _with_nulls(kafka[name], is_gone)
+            kafka = kafka.set_column(at, kafka.schema.field(name), column)
     return kafka, too_large
 
 
 def _with_nulls(column: pa.ChunkedArray, is_null: Booleans) -> pa.ChunkedArray:
-    """Return a column with null in some rows.
-
-    What these have is not copied. `take` and `if_else` would make room for it.
-    """
+    # What these rows have is not copied: `take` and `if_else` would make room for it.
     null = pa.nulls(1, column.type)
     chunks = []
     end = 0
@@ -336,41 +269,31 @@ def _with_nulls(column: pa.ChunkedArray, is_null: Booleans) -> pa.ChunkedArray:
 
 
 def _refused(bronze: pa.Table, details: Mapping[int, str], rows: Iterable[int]) -> pa.Table:
-    """Return bronze with the rows of too large records refused, each with its detail.
-
-    Without details, these rows become those of skipped records.
-    """
+    # Without details, these rows become those of skipped records.
     is_large = np.zeros(bronze.num_rows, np.bool_)
     is_large[list(rows)] = True
     mask = pa.array(is_large)
+    values: dict[str, Any] = {"heartbeat": pa.scalar(False)}
+    if details:
+        values["reason"] = pa.scalar(Reason.TOO_LARGE.value)
+        values["detail"] = pa.array(map(details.get, range(bronze.num_rows)), pa.string())
     for at in range(len(KAFKA), bronze.num_columns):
         field = bronze.schema.field(at)
+        value = values.get(field.name, pa.scalar(None, field.type))
         column = bronze.column(at).combine_chunks()
-        new: pa.Array = pa.scalar(None, field.type)
-        if field.name == "heartbeat":
-            new = pa.scalar(False)
-        elif field.name in ("reason", "detail") and details:
-            texts = [details.get(row) for row in range(bronze.num_rows)]
-            new = (
-                pa.array(texts, pa.string())
-                if field.name == "detail"
-                else pa.scalar(Reason.TOO_LARGE.value)
-            )
-        bronze = bronze.set_column(at, field, pc.if_else(mask, new, column))
+        bronze = bronze.set_column(at, field, pc.if_else(mask, value, column))
     return bronze
 
 
 def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
-    """Return the merge key of each record, whatever else may be wrong with it.
+    """Return each record's merge key (null: none), whatever else is wrong; `kafka` has `KEYED_BY`.
 
-    It is null where none can be read. `kafka`: the columns `KEYED_BY`. Raise what `read_records`
-    raises.
+    Raises what `read_records` raises.
     """
     decode = _decoder(rules, is_checked=False)
     key_of = _key_reader(rules)
 
     def merge_key(key: bytes | None, value: bytes | None) -> str | None:
-        """Return the merge key, from the key that a record was sent with, and its value."""
         try:
             with in_turn(len(value or b"")):
                 return key_of(decode(value) if rules.keys else {}, value, key)
@@ -384,7 +307,6 @@ def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
 def _read_batch(
     kafka: pa.RecordBatch, read: ColumnReader, look: Callable[..., _Read], rules: ReadingRules
 ) -> pa.RecordBatch:
-    """Read the columns of records, and one by one those that are left."""
     fast = read(kafka, _kafka_times_ms(kafka))
     nothing = pa.nulls(kafka.num_rows, pa.string())
     columns = [fast.merge_key, fast.event_time, fast.heartbeat, nothing, nothing, fast.tenant]
@@ -400,7 +322,6 @@ def _read_batch(
 
 
 def _kafka_times_ms(kafka: pa.RecordBatch) -> Int64s:
-    """Return Kafka's own timestamps of records (ms), -1 where there is none."""
     times_us = kafka.column("kafka_timestamp").cast(pa.int64())
     return int64s(pc.divide(pc.fill_null(times_us, -1000), 1000))
 
@@ -416,13 +337,9 @@ def _read_one_by_one(
     times_ms = _kafka_times_ms(kafka).tolist()
     placed = ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     places = [kafka.column(name).to_pylist() for name in placed]
-    read = list(zip(*map(look, keys, values, times_ms, *places), strict=True)) or [()] * len(
-        _READ_TYPES
-    )
-    columns = [
-        *kafka.select(KAFKA.names).columns,
-        *map(pa.array, read, _READ_TYPES),
-    ]
+    records = map(look, keys, values, times_ms, *places)
+    read = list(zip(*records, strict=True)) or [()] * len(_READ_TYPES)
+    columns = [*kafka.select(KAFKA.names).columns, *map(pa.array, read, _READ_TYPES)]
     return pa.RecordBatch.from_arrays(columns, _READ.names).cast(_READ)
 
 
@@ -430,11 +347,8 @@ def _read_one_by_one(
 
 
 def _look(rules: ReadingRules) -> Callable[..., _Read]:
-    """Return the function that reads a record or refuses it.
-
-    Its arguments are the key that the record was sent with (`sent_keys`), its value, Kafka's
-    timestamp in ms, and with Avro also partition and offset.
-    """
+    # The function's arguments are the key that the record was sent with (`sent_keys`), its value,
+    # Kafka's timestamp in ms, and with Avro also partition and offset.
     decode = _decoder(rules)
     key_of = _key_reader(rules)
     event_time_of = _event_time_reader(rules)
@@ -444,12 +358,10 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     is_heartbeat = _test(rules.heartbeat)
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
-        """Read a record, skip it, or refuse it with a reason."""
         with in_turn(len(value or b"")):
             return read(key, value, kafka_time, *place)
 
     def read(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
-        """Read a record when it is its turn."""
         if value is None and skips_tombstones:
             return _SKIPPED
         if read_other is not None and (other := read_other(value, kafka_time, *place)) is not None:
@@ -457,12 +369,10 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
         try:
             document = decode(value, *place)
             heartbeat = is_heartbeat is not None and is_heartbeat(document)
-            if heartbeat:
-                merge_key = None
-                tenant = tenant_of(document, value, is_beat=True)
-            else:
-                merge_key = key_of(document, value, key)
-                tenant = tenant_of(document, value, is_beat=False) or NO_TENANT
+            merge_key = None if heartbeat else key_of(document, value, key)
+            tenant = tenant_of(document, value, is_beat=heartbeat)
+            if not heartbeat:
+                tenant = tenant or NO_TENANT
             event_time = event_time_of(document, value, kafka_time)
         except UndecodableError as error:
             return None, None, False, Reason.UNDECODABLE.value, str(error), None
@@ -473,32 +383,18 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     return look
 
 
-def _key_reader(
-    rules: ReadingRules,
-) -> Callable[[dict[str, Any], bytes | None, bytes | None], str]:
-    """Return the function that returns the merge key of a record, or raises _RefusedError.
-
-    Its arguments are the decoded value, its bytes, and the key that the record was sent with.
-    """
+def _key_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes | None, bytes | None], str]:
     if not rules.keys:
         name = "the Kafka key" if rules.key_header is None else f"the header `{rules.key_header}`"
         return lambda _document, _value, key: _sent_key(key, name)
     finders = [(_finder(rules, paths, as_text), paths) for paths in rules.keys]
 
-    def key_of(document: dict[str, Any], value: bytes | None, _key: bytes | None) -> str:
-        """Return the merge key in a decoded value."""
-        return key_text(
-            [_required(find(document), paths, value, Reason.NO_KEY) for find, paths in finders]
-        )
-
-    return key_of
+    return lambda document, value, _key: json_text.key_text(
+        [_required(find(document), paths, value, Reason.NO_KEY) for find, paths in finders]
+    )
 
 
 def _event_time_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes | None, int], int]:
-    """Return the function that returns the event time of a record.
-
-    Its arguments are the decoded value, its bytes, and Kafka's timestamp in ms.
-    """
     if not rules.event_times:
         return lambda _document, _value, kafka_time: _kafka_event_time(kafka_time)
     exponent = rules.unit_exponent
@@ -508,41 +404,26 @@ def _event_time_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes |
     time_of = _finder(rules, paths, partial(_avro_time, exponent=exponent, zone=zone))
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
-        """Return the event time in a decoded value (ms).
-
-        Raise _RefusedError where it has none that counts.
-        """
         event_time = _event_time(
             time_of(document), paths, value, exponent, reads_text=reads_text, zone=zone
         )
-        if kafka_time < 0:
-            detail = (
-                f"Kafka's own timestamp of the record is {kafka_time}: nothing vouches for its "
-                "event time"
-            )
-            raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
-        if kafka_time < event_time - rules.max_future_ms:
+        if kafka_time >= max(0, event_time - rules.max_future_ms):
+            return event_time
+        own = "Kafka's own timestamp of the record"
+        detail = f"{own} is {kafka_time}: nothing vouches for its event time"
+        if kafka_time >= 0:
             ahead = event_time - kafka_time
-            detail = (
-                f"{ahead} ms after Kafka's own timestamp of the record; merge.max_future is "
-                f"{rules.max_future_ms} ms"
-            )
-            raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
-        return event_time
+            detail = f"{ahead} ms after {own}; merge.max_future is {rules.max_future_ms} ms"
+        raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
 
     return event_time_of
 
 
 def _tenant_reader(rules: ReadingRules) -> Callable[..., str | None]:
-    """Return the function that returns the tenant of a record, from its decoded value and bytes."""
     path = rules.tenant
     find = _finder(rules, (path or (),), as_text)
 
     def tenant_of(document: dict[str, Any], value: bytes | None, *, is_beat: bool) -> str | None:
-        """Return the tenant in a decoded value; None without tenants.
-
-        Raise _RefusedError where a record that is no heartbeat has none.
-        """
         if path is None:
             return None
         if is_beat:
@@ -553,11 +434,7 @@ def _tenant_reader(rules: ReadingRules) -> Callable[..., str | None]:
 
 
 def _other_reader(rules: ReadingRules) -> Callable[..., _Read | None] | None:
-    """Return the function that reads the topic's records that are not the source's own.
-
-    It is None where all of them are. Its arguments are those of the function of `_look` but for the
-    key.
-    """
+    # Reads the topic's records that are not the source's own; None where all of them are.
     is_own = _test(rules.where)
     if is_own is None:
         return None
@@ -567,10 +444,7 @@ def _other_reader(rules: ReadingRules) -> Callable[..., _Read | None] | None:
     is_heartbeat = _test(rules.heartbeat)
 
     def read_other(value: bytes | None, kafka_time: int, *place: int) -> _Read | None:
-        """Read a record as a heartbeat, or skip it; return None where it is the source's own.
-
-        One that cannot be decoded is the source's own unless the rules leave it to another source.
-        """
+        # None for a record of the source's own.
         try:
             document = decode(value, *place)
             if is_own(document):
@@ -590,41 +464,27 @@ def _other_reader(rules: ReadingRules) -> Callable[..., _Read | None] | None:
 def _test(
     condition: tuple[tuple[str, ...], str | int | float | bool] | None,
 ) -> Callable[[dict[str, Any]], bool] | None:
-    """Return the test of whether a document has the value of a condition at its path.
-
-    It is None without a condition.
-    """
     if condition is None:
         return None
     path, expected = condition
-    find = finder(path)
+    find = json_text.finder(path)
 
-    def is_met(document: dict[str, Any]) -> bool:
-        """Return True where the document meets the condition."""
-        value = find(document)
-        return bool(value == expected and is_same(value, expected))
-
-    return is_met
+    return lambda document: json_text.is_same(find(document), expected)
 
 
 def _finder(rules: ReadingRules, paths: Sequence[Path], of_avro: Callable[[Any], Any]) -> _Find:
-    """Return the function that finds what is at the first of some paths in a decoded value.
-
-    `of_avro`: what becomes of it in Avro.
-    """
-    find = first_finder(paths)
+    find = json_text.first_finder(paths)
     if not isinstance(rules.schema, AvroSchema):
         return find
     return lambda document: of_avro(find(document))
 
 
 def _decoder(rules: ReadingRules, *, is_checked: bool = True) -> Callable[..., Any]:
-    """Return the decoder of a value. With `is_checked`, JSON must fit its schema."""
     if isinstance(rules.schema, AvroSchema):
         return rules.schema.decoder()
     if rules.schema is None or not is_checked:
-        return partial(parse_object, violation=None)
-    return partial(parse_object, violation=rules.schema.validator())
+        return partial(json_text.parse_object, violation=None)
+    return partial(json_text.parse_object, violation=rules.schema.validator())
 
 
 def _sent_key(key: bytes | None, name: str) -> str:
@@ -637,29 +497,23 @@ def _sent_key(key: bytes | None, name: str) -> str:
 
 
 def _required(field_value: Any, paths: Sequence[Path], value: bytes | None, reason: Reason) -> str:
-    """Return what `_text` does, or raise _RefusedError where that is None."""
     text = _text(field_value, paths, value)
     if text is None:
-        raise _RefusedError(reason, f"{paths_text(paths)} is {kind(field_value)}")
+        raise _RefusedError(reason, f"{paths_text(paths)} is {json_text.kind(field_value)}")
     return text
 
 
 def _text(field_value: Any, paths: Sequence[Path], value: bytes | None) -> str | None:
-    """Return what is found at one of the paths as text that is not empty.
-
-    A number or boolean becomes its JSON text. For anything else return None.
-    """
     if isinstance(field_value, str) and field_value:
         return field_value
     if isinstance(field_value, bool):
         return "true" if field_value else "false"
     if isinstance(field_value, (int, float)):
-        return number_text(field_value, paths, value)
+        return json_text.number_text(field_value, paths, value)
     return None
 
 
 def _kafka_event_time(kafka_time: int) -> int:
-    """Return Kafka's own timestamp (ms) as the event time. Raise _RefusedError where it is none."""
     if 0 <= kafka_time <= LAST_EVENT_TIME_MS:
         return kafka_time
     fault = f"{kafka_time}, which is none" if kafka_time < 0 else "after the year 9999"
@@ -675,19 +529,15 @@ def _event_time(
     reads_text: bool,
     zone: tzinfo,
 ) -> int:
-    """Return the event time (ms) that was found in a value.
-
-    A number times 10 ** `exponent` is epoch ms, its fraction cut off. A string is ISO 8601, in
-    `zone` where it names none; with `reads_text` it may be a number, too. The year 9999 is the
-    last. Raise _RefusedError otherwise.
-    """
+    # A number times 10 ** `exponent` is epoch ms. A string is ISO 8601, in `zone` where it names
+    # none; with `reads_text` it may be a number, too.
     if isinstance(field_value, timedelta):  # since 1970, of Avro
         field_value = field_value // timedelta(milliseconds=1)
         exponent = 0
     if exponent == 0 and type(field_value) is int and 0 <= field_value <= LAST_EVENT_TIME_MS:
         return field_value
     if isinstance(field_value, bool) or not isinstance(field_value, (int, float, str)):
-        fault = kind(field_value)
+        fault = json_text.kind(field_value)
     else:
         if reads_text and isinstance(field_value, str) and _NUMBER.fullmatch(field_value):
             event_time: int | None = _whole(float(field_value), field_value, exponent)
@@ -705,12 +555,8 @@ def _event_time(
 
 
 def _avro_time(field_value: Any, exponent: int, zone: tzinfo) -> Any:
-    """Return an Avro time, or a number that is no integer, as the time since 1970.
-
-    Any other value is returned as it is. A number times 10 ** `exponent` is epoch ms. A time is
-    one whatever the unit of numbers is, in `zone` where it was written without one; a date is its
-    midnight there.
-    """
+    # A time is one whatever the unit of numbers is; without a zone, it is one of `zone`, and so is
+    # a date's midnight.
     if isinstance(field_value, datetime):
         is_local = field_value.tzinfo is LOCAL
         return (field_value.replace(tzinfo=zone) if is_local else field_value) - EPOCH
@@ -737,15 +583,12 @@ def _milliseconds(
         return parse_iso_8601(field_value, zone)
     if isinstance(field_value, int):
         return int(field_value * 10**exponent) if exponent >= 0 else field_value // 10**-exponent
-    return _whole(field_value, number_text(field_value, paths, value), exponent)
+    return _whole(field_value, json_text.number_text(field_value, paths, value), exponent)
 
 
 def _whole(number: float, text: str, exponent: int) -> int:
-    """Return a number times 10 ** `exponent` without its fraction.
-
-    It is taken from the number's text: a double would round a long fraction up. The result is -1
-    for what is below 0, and one more than the last event time for what is too late.
-    """
+    # Taken from the number's text: a double would round a long fraction up. -1 stands for what is
+    # below 0.
     try:
         exact = Decimal(text).scaleb(exponent, _EXACTLY)
     except ArithmeticError:  # an exponent of twenty digits: zero or infinite, as the double is too

@@ -23,10 +23,7 @@ class Recent(Generic[_V]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], _V], size: Callable[[_V], int]) -> _V:
-        """Return the value of a key, which is made where it is not there.
-
-        `size`: its bytes. A value that is larger than all that there is room for is not kept.
-        """
+        """Return a key's value, made where it is missing, and kept if there is room for it."""
         with self._lock:
             if (entry := self._values.pop(key, None)) is not None:
                 self._values[key] = entry
@@ -50,12 +47,10 @@ def recently_made(max_bytes: int) -> Callable[[Callable[_P, _V]], Callable[_P, _
     """
 
     def decorator(function: Callable[_P, _V]) -> Callable[_P, _V]:
-        """Keep the function's values."""
         recent = Recent[_V](max_bytes)
 
         @wraps(function)
         def kept(*args: _P.args, **kwargs: _P.kwargs) -> _V:
-            """Return the value of these arguments."""
             make = partial(function, *args, **kwargs)
             text = str(args[0])
             return recent.get((args, *sorted(kwargs.items())), make, lambda _: len(text))

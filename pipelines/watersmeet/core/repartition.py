@@ -1,16 +1,14 @@
 """Repartitioning of a topic: the order of its records, their new partitions, and their messages.
 
-*Order*: records are written in order of (position, topic, partition, offset). A record's position
-is the largest event time of its own partition up to and including itself, as in the merge. So
-reading always goes on in the partition that is furthest behind, and no record is late among the
-others that was not late in its own partition. That holds for what is there; what comes later is
-written later. With tenants, a record may still be late that was not so in its own partition, if its
-tenant is further in another one. No order that leaves each partition's own as it is could prevent
-that.
+*Order*: records are written by (position, topic, partition, offset). A record's position is the
+largest event time of its own partition up to itself, as in the merge. So reading goes on in the
+partition that is furthest behind, and no record that is there is late among the others that was not
+late in its own partition. (With tenants one may be, if its tenant is further in another partition;
+no order that leaves each partition's own as it is could prevent that.)
 
-*Place*: a record goes to the partition that Java's default partitioner gives its merge key. A
-heartbeat goes to every partition. A record whose key cannot be read goes to its own partition's
-number, modulo the number of partitions.
+*Place*: a record goes to the partition that Java's default partitioner gives its merge key, a
+heartbeat to every partition, and a record whose key cannot be read to its own partition's number,
+modulo the number of partitions.
 """
 
 from __future__ import annotations
@@ -26,33 +24,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.columns import NULL_TIME, Booleans, Int64s, groups, int64s, one_chunk, times_ms
-from watersmeet.core.dead_letters import LETTERS, NEXT_OFFSETS, next_offsets, numbers_by_name
+from watersmeet.core.dead_letters import LETTERS, NEXT_OFFSETS, numbers_by_name
+from watersmeet.core.headers import REDRIVEN
 from watersmeet.core.reading import KAFKA, ReadingRules, Reason, merge_keys, read_records
-from watersmeet.core.redriven import REDRIVEN
 from watersmeet.core.types import HEADERS, TIME
 
 ORIGIN = "watersmeet.origin"
 """Header with the place where a record was before: `topic/partition/offset`."""
 
 FROM = "watersmeet.from"
-"""Header with a topic that records come from, and Kafka's own identity of it.
-
-The two headers after it are about that topic.
+"""Header with a topic that records come from and its identity; the next two headers are about it.
 """
 
 POSITIONS = "watersmeet.positions"
-"""Header with the event time (epoch ms) up to which each partition of that topic was written.
-
-It is a JSON object; partitions without a time are left out.
-"""
+"""Header with the event time (ms) up to which the topic was written, by partition, as JSON."""
 
 ROUTED: Final = pa.schema(
     [*KAFKA, ("event_time", TIME), ("heartbeat", pa.bool_()), ("hash", pa.int64())]
 )
-"""Kafka's columns, and those that decide where a record goes.
-
-`hash` is that of its merge key, null where none can be read.
-"""
+"""Kafka's columns, and where a record goes; `hash`: that of its merge key, null without one."""
 
 CHUNK_ROWS: Final = 10_000
 """Number of messages that are made at a time."""
@@ -84,10 +74,7 @@ _ALL = 0xFFFFFFFF
 
 
 def murmur2(key: bytes) -> int:
-    """Return the hash of Kafka's default partitioner for Java, its sign cut off.
-
-    Modulo the number of partitions, it is a key's partition.
-    """
+    """Return the hash (31 bits) of Kafka's default partitioner: modulo partitions, a key's one."""
     h = _SEED ^ len(key)
     whole = len(key) & ~3
     for (k,) in struct.iter_unpack("<I", key[:whole]):
@@ -101,11 +88,10 @@ def murmur2(key: bytes) -> int:
 
 
 def assign_partitions(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
-    """Return records of `KAFKA` columns with the columns of `ROUTED`, in the same order.
+    """Return records of `KAFKA` columns with those of `ROUTED`, by the source's own rules.
 
-    Position and place follow from the source's own rules. A refused record has no event time, but
-    goes where its key says, if it has one: it may be sent there once more. Raise what
-    `read_records` raises.
+    A refused record has no event time, but goes where its key says, if it has one: it may be sent
+    there once more. Raise what `read_records` raises.
     """
     read = _named(read_records(kafka, replace(rules, id=None))).select(
         [*KAFKA.names, "merge_key", "event_time", "heartbeat"]
@@ -122,10 +108,7 @@ def assign_partitions(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> 
 
 
 def _named(read: pa.Table) -> pa.Table:
-    """Return the records, with the reason of its refusal as the value of each too large one.
-
-    So such a record is refused in the copy, too, whatever becomes of records without a value there.
-    """
+    # So a too large record is refused in the copy, too, whatever becomes of tombstones there.
     is_large = pc.fill_null(pc.equal(read["reason"], Reason.TOO_LARGE.value), False)
     if not pc.any(is_large).as_py():
         return read
@@ -145,10 +128,7 @@ class Lockstep:
     _positions: Int64s = field(default_factory=lambda: np.array([], np.int64))
 
     def add(self, rows: pa.Table) -> None:
-        """Add the next records of some input partitions, of each in order of offset.
-
-        `rows` has the columns of `ROUTED`.
-        """
+        """Add the next rows of `ROUTED` columns, of each input partition in order of offset."""
         times = times_ms(rows["event_time"])
         positions = np.empty_like(times)
         for number, row_numbers in groups(self._numbers(rows), int64s(rows["offset"])).items():
@@ -164,9 +144,9 @@ class Lockstep:
     def take(self, unread: Iterable[InputPartition]) -> tuple[pa.Table, dict[InputPartition, int]]:
         """Remove and return the records that are written next, in their order.
 
-        Return with them, by input partition, the position (ms) of the last of them. `unread` are
-        the input partitions that have more records than were added. Nothing is taken that could
-        come after such a record.
+        Also return, by input partition, the position (ms) of the last of them. `unread`: input
+        partitions with more records than were added; nothing that could come after such a record is
+        taken.
         """
         numbers = self._numbers(self._waiting)
         order = np.lexsort((int64s(self._waiting["offset"]), numbers, self._positions))
@@ -180,11 +160,7 @@ class Lockstep:
         rest = np.sort(order[count:])
         self._waiting = self._waiting.take(pa.array(rest))
         self._positions = self._positions[rest]
-        return taken, {
-            self._input(number): position
-            for number, position in reached.items()
-            if position != NULL_TIME
-        }
+        return taken, {self._input(n): at for n, at in reached.items() if at != NULL_TIME}
 
     def first_offsets(self) -> dict[InputPartition, int]:
         """Return by input partition the offset of the first record that waits."""
@@ -193,10 +169,7 @@ class Lockstep:
         return dict(zip(inputs, firsts["offset_min"].to_pylist(), strict=True))
 
     def _numbers(self, rows: pa.Table) -> Int64s:
-        """Return a number for the input partition of each row.
-
-        The numbers are ordered as the input partitions are.
-        """
+        # The numbers are ordered as the input partitions are.
         topics = pc.index_in(rows["topic"], value_set=pa.array(self.topics, pa.string()))
         return int64s(topics) * _PARTITIONS + int64s(rows["partition"])
 
@@ -225,21 +198,16 @@ class RepartitionProgress:
         for topic, identified in sorted(self.topics.items()):
             headers.append((FROM, identified.encode()))
             for name, by_input in ((NEXT_OFFSETS, self.offsets), (POSITIONS, self.positions)):
-                numbers = {
-                    input_partition.partition: number
-                    for input_partition, number in by_input.items()
-                    if input_partition.topic == topic
-                }
+                numbers = {tp.partition: at for tp, at in by_input.items() if tp.topic == topic}
                 options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
                 headers.append((name, orjson.dumps(numbers, option=options)))
         return headers
 
 
 def written(headers: Headers) -> RepartitionProgress:
-    """Return what a message says of how much was written.
+    """Return what a message says of how much was written, in the headers after the last `ORIGIN`.
 
-    It is in the headers after the last `ORIGIN`; those before are the record's own. Raise
-    ValueError where they say no such thing.
+    Raise ValueError where they say no such thing.
     """
     begin = max((i for i, (name, _) in enumerate(headers, 1) if name == ORIGIN), default=0)
     topic_headers = [headers[i : i + 3] for i in range(begin, len(headers), 3)]
@@ -251,40 +219,32 @@ def written(headers: Headers) -> RepartitionProgress:
         identified = (values.get(FROM) or b"").decode()
         topic = identified.rpartition(" (")[0]
         topics[topic] = identified
-        offsets |= {InputPartition(topic, int(p)): at for p, at in next_offsets(values).items()}
-        positions |= {
-            InputPartition(topic, int(p)): at
-            for p, at in numbers_by_name(values, POSITIONS).items()
-        }
+        for header, by_input in ((NEXT_OFFSETS, offsets), (POSITIONS, positions)):
+            for p, number in numbers_by_name(values, header).items():
+                by_input[InputPartition(topic, int(p))] = number
     return RepartitionProgress(topics, offsets, positions)
 
 
 def origin_of(headers: Headers) -> Origin:
-    """Return the place of the record that a message with these headers is a copy of.
-
-    Raise ValueError where there is no header `ORIGIN`, or it is no such place.
-    """
+    """Return the place of the record that a message is a copy of, or raise ValueError."""
     last = next((value for name, value in reversed(headers) if name == ORIGIN), None)
     topic, partition, offset = (last or b"").decode().rsplit("/", 2)
     return Origin(topic, int(partition), int(offset))
 
 
 def is_redriven(headers: Headers) -> bool:
-    """Return True where a message was sent by a redrive.
-
-    Among messages that say how much was written, it is one that says nothing of it.
-    """
+    """Return True where a redrive sent the message, which then says nothing of what was written."""
     return bool(headers) and headers[-1][0] == REDRIVEN
 
 
 def repartition_messages(
     rows: pa.Table, partitions: int, after: RepartitionProgress
 ) -> Iterator[pa.Table]:
-    """Yield the messages that records of `ROUTED` columns become in a topic of so many partitions.
+    """Yield the messages (`LETTERS`) that records of `ROUTED` columns become, one chunk at a time.
 
-    They are in the same order and have the columns of `LETTERS`, one chunk at a time. Key, value,
-    timestamp and headers are the record's own. Then comes `ORIGIN`, and on the last message of each
-    partition what was written `after` it. A timestamp of 0 becomes 1, since 0 stands for none.
+    Key, value, timestamp and headers are the record's own. Then comes `ORIGIN`, and on the last
+    message of each partition what was written `after` it. A timestamp of 0, which stands for none,
+    becomes 1.
     """
     is_beat = rows["heartbeat"].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
     hashes = pc.coalesce(rows["hash"], rows["partition"].cast(pa.int64()))
@@ -313,10 +273,6 @@ def repartition_messages(
 
 
 def _headers(rows: pa.Table, is_last: Booleans, progress_headers: pa.Array) -> pa.Array:
-    """Return by row the record's own headers, then `ORIGIN`, then on the last rows the progress.
-
-    `rows` must be in one chunk.
-    """
     had = one_chunk(rows["headers"])
     own = had.flatten()
     counts = int64s(had.value_lengths().fill_null(0))

@@ -50,11 +50,10 @@ DUPLICATE_SCHEMA: Final = schema_of(
 
 
 class Joined(NamedTuple):
-    """Ids of the records of merge records, by which repeated ones were found.
+    """Ids of the records of merge records (`record_ids`), by which repeated ones were found.
 
-    - `is_record`: True for each record of the batch that is a duplicate.
-    - `is_row`: True for each row of silver that held a waiting record, which is a duplicate now.
-    - `record_ids`: the column `RECORD_IDS` of each merge record.
+    `is_record`: by record of the batch, and `is_row`: by row of silver with a waiting record,
+    whether it is a duplicate now.
     """
 
     is_record: Booleans
@@ -73,9 +72,8 @@ class Numbers(NamedTuple):
 def joined(records: pa.Table, rows: pa.Table, waited: int, numbers: Numbers) -> Joined:
     """Find the repeated records of merge records.
 
-    - `records`: source, topic, offset, event_time and id of those that join.
-    - `rows`: silver's rows of the merge records before, with `RECORD_IDS`. The first `waited` of
-      them hold records that waited.
+    `records`: source, topic, offset, event_time and id of those that join. `rows`: silver's rows of
+    the merge records before, the first `waited` of them with records that waited.
     """
     with_id = np.flatnonzero(records[ID.name].is_valid().to_numpy())
     new = records.select(["source", "topic", "offset", "event_time", ID.name]).take(
@@ -114,7 +112,6 @@ def _of_offsets(entries: pa.StructArray) -> pa.Array:
 
 
 def _codes(texts: pa.ChunkedArray) -> Int64s:
-    """Return a number for each text, in the order of the texts."""
     encoded = texts.combine_chunks().dictionary_encode()
     ranks = np.empty(len(encoded.dictionary), np.int64)
     ranks[int64s(pc.sort_indices(encoded.dictionary))] = np.arange(len(ranks))
@@ -122,7 +119,6 @@ def _codes(texts: pa.ChunkedArray) -> Int64s:
 
 
 def _first_offsets(offsets: Int64s, keys: Sequence[Int64s]) -> Int64s:
-    """Return, for each row, the smallest offset of the rows that are like it in all keys."""
     order = np.lexsort([offsets, *keys])
     begins = np.zeros(len(order), np.bool_)
     begins[:1] = True
@@ -136,7 +132,6 @@ def _first_offsets(offsets: Int64s, keys: Sequence[Int64s]) -> Int64s:
 def _as_lists(
     columns: dict[str, Any], labels: Int64s, order: Int64s, count: int
 ) -> pa.ChunkedArray:
-    """Return entries in order as the column `RECORD_IDS`, null for a label without entries."""
     taken = pa.table(columns).take(pa.array(order)).combine_chunks()
     entries = pa.StructArray.from_arrays(
         [taken[kind.name].cast(kind.type).combine_chunks() for kind in _ENTRY],
@@ -148,10 +143,7 @@ def _as_lists(
 
 
 def duplicates_of(rows: pa.Table, batch: int) -> pa.Table:
-    """Return the duplicates of merge records that a batch closes (`DUPLICATE_SCHEMA`).
-
-    `rows`: partition, merge_key, tenant, generation and `RECORD_IDS` of these.
-    """
+    """Return the duplicates (`DUPLICATE_SCHEMA`) of the merge records that a batch closes."""
     lists = rows[RECORD_IDS.name].combine_chunks()
     entries = lists.flatten()
     columns = {kind.name: entries.field(kind.name) for kind in _ENTRY}

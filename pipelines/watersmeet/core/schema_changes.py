@@ -1,21 +1,21 @@
 """Changes that the schema of a source, JSON Schema or Avro, may have while its lake goes on.
 
 A schema may gain optional fields, make a required field optional, let a field be null, drop a
-field, and add symbols to an enum. An Avro schema may also widen int to long and float to double,
-since each pair has one column type. Any other change would make another column of silver, or leave
-behind records that were read by other rules than they look to have been.
+field, and add symbols to an enum; an Avro schema may also widen int to long and float to double.
+Any other change would make another column of silver, or leave behind records that were read by
+other rules.
 
-Both kinds of schema are described in one way (`_Part`), and the rules are about the description.
+Both kinds of schema are described as a `_Part`, and the rules are about the description.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from watersmeet.core.avro_columns import Parsed, is_logical, parsed
+from watersmeet.core.avro_types import AvroType, parsed
 
 _ANNOTATIONS: Final = frozenset(
     ["$id", "$schema", "$comment", "title", "description", "default", "examples", "deprecated"]
@@ -26,8 +26,6 @@ _WIDER: Final = {"int": "long", "float": "double"}
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a schema."""
-
     kind: Hashable
     """The type, which must stay but may be widened."""
     is_nullable: bool = False
@@ -45,8 +43,7 @@ class _Part:
 def refused_changes(before: str | None, after: str | None, *, is_avro: bool = False) -> list[str]:
     """Return a sentence with the path for each change that an existing lake does not take.
 
-    `before` and `after` are schemas as text, None without one. With `is_avro` both are Avro schemas
-    that fit a table, otherwise JSON Schemas.
+    `before` and `after`: the schemas (None without one), of Avro with `is_avro`, else JSON Schemas.
     """
     if before is None or after is None:
         refusal = "a schema cannot be added" if before is None else "the schema cannot be removed"
@@ -56,7 +53,7 @@ def refused_changes(before: str | None, after: str | None, *, is_avro: bool = Fa
     other = json.loads(after)
     if is_avro:
         lacks = "has no default, which records without it need; give it one"
-        return list(_refused(_of_avro(parsed(one)), _of_avro(parsed(other)), "$", lacks))
+        return list(_refused(_of_avro(parsed(one).type), _of_avro(parsed(other).type), "$", lacks))
     return list(_refused(_of_json(one), _of_json(other), "$", "is required, and was not"))
 
 
@@ -99,60 +96,33 @@ def _of_json(schema: Any) -> _Part:
     facts["items"] = "items" in schema
     symbols = frozenset(map(json.dumps, schema["enum"])) if "enum" in schema else None
     facts["enum"] = symbols is not None
-    return _Part(
-        types - {"null"},
-        "null" in types,
-        parts,
-        frozenset(schema.get("required", ())),
-        symbols,
-        facts,
-    )
+    needed = frozenset(schema.get("required", ()))
+    return _Part(types - {"null"}, "null" in types, parts, needed, symbols, facts)
 
 
 # -- Avro
 
 
-def _of_avro(parsed_schema: Parsed, schema: Any = None) -> _Part:
-    """Return the description of a schema, or of a part of it."""
-    schema = parsed_schema.schema if schema is None else schema
-    if isinstance(schema, list):
-        [choice] = [choice for choice in schema if choice not in ("null", {"type": "null"})]
-        part = _of_avro(parsed_schema, choice)
-        return _Part(part.kind, len(schema) > 1, part.parts, part.needed, part.symbols, part.facts)
-    if isinstance(schema, str):
-        if schema not in parsed_schema.named:
-            return _Part(schema)
-        return _of_avro(parsed_schema, parsed_schema.named[schema])
-    kind = schema["type"]
-    if not isinstance(kind, str) or kind in parsed_schema.named:
-        return _of_avro(parsed_schema, kind)
-    facts = _avro_facts(schema)
-    match kind:
-        case "record" | "error":
-            fields = {field["name"]: field for field in schema["fields"]}
-            parts = {
-                f".{name}": _of_avro(parsed_schema, field["type"]) for name, field in fields.items()
-            }
-            needed = frozenset(name for name, field in fields.items() if "default" not in field)
-            return _Part("record", False, parts, needed, None, facts)
-        case "array" | "map":
-            items = schema["items" if kind == "array" else "values"]
-            return _Part(kind, False, {"[]": _of_avro(parsed_schema, items)}, facts=facts)
-        case "enum":
-            facts["default"] = "default" in schema
-            return _Part(kind, False, symbols=frozenset(schema["symbols"]), facts=facts)
-        case "fixed":
-            facts["size"] = schema["size"]
-    return _Part(kind, facts=facts)
-
-
-def _avro_facts(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the logical type of a part, and the name that schema resolution compares."""
+def _of_avro(part: AvroType) -> _Part:
+    if part.kind == "union":
+        [choice] = part.choices
+        return replace(_of_avro(choice), is_nullable=part.is_nullable)
+    schema = part.schema
     facts: dict[str, Any] = {}
-    if is_logical(schema):
+    if part.logical:
         facts = {word: schema[word] for word in ("logicalType", "precision") if word in schema}
         if "precision" in schema:
             facts["scale"] = schema.get("scale", 0)
-    if "name" in schema:
-        facts["name"] = schema["name"].rpartition(".")[2]
-    return facts
+    if part.name:
+        facts["name"] = part.name.rpartition(".")[2]
+    match part.kind:
+        case "enum":
+            facts["default"] = "default" in schema
+        case "fixed":
+            facts["size"] = schema["size"]
+    parts = {f".{field.name}": _of_avro(field.type) for field in part.fields}
+    if part.items:
+        parts["[]"] = _of_avro(part.items[0])
+    needed = frozenset(field.name for field in part.fields if "default" not in field.schema)
+    symbols = frozenset(schema["symbols"]) if part.kind == "enum" else None
+    return _Part(part.kind, False, parts, needed, symbols, facts)

@@ -102,8 +102,7 @@ def clock_of(place: Place) -> int:
 class Tail(NamedTuple):
     """The last message of a partition, which the next one follows.
 
-    `offset` is the message's in its topic; None where it is not known. `event_time` (ms) is that of
-    a merge record; None for a correction.
+    `offset`: its own, if known. `event_time` (ms): a merge record's; None for a correction.
     """
 
     seq: int
@@ -173,10 +172,7 @@ class Sequence:
         return _is_after(self._columns(rows)[: len(place)], list(place))
 
     def is_up_to(self, rows: pa.Table, places: Mapping[int, Place]) -> Booleans:
-        """Return True for each row that sorts up to the place that its partition has.
-
-        False where it has none. `rows` has the columns of the order and `partition`.
-        """
+        """Return True for each row that sorts up to the place, if any, that its partition has."""
         partitions = int64s(rows["partition"])
         is_its = np.zeros(rows.num_rows, np.bool_)
         ordered = rows.select([*self.order])
@@ -235,11 +231,11 @@ class Sequence:
         return made, Tail(int(seqs[-1]), place, None, event_time)
 
     def parse(self, headers: Mapping[str, Any], timeout_ms: int | None = None) -> Tail:
-        """Return how far a sequence has come after a message with these headers.
+        """Return how far a sequence has come after a message with these headers, without its
+        offset.
 
-        The tail is without its offset. `timeout_ms`: the timeout of the lake that published it; an
-        earlier version did not say when a timeout closed a merge record. Raise ValueError where
-        the headers are not those of a message of Watersmeet.
+        `timeout_ms`: that of the lake that published it; an earlier version did not say when a
+        timeout closed a merge record. Raise ValueError where the headers are not Watersmeet's.
         """
         try:
             if FORGOTTEN in headers:
@@ -278,10 +274,10 @@ _EARLIER: Final = slice(None, -1)
 
 
 def message_id(partition: int, event_time: int, key: str, tenant: str = "") -> str:
-    """Return the id of a merge record, which is stable and unique.
+    """Return the id of a merge record, which is stable and unique in its partition.
 
-    No two merge records of a partition share tenant, key and event time. In a tenant, everything
-    but ASCII letters, digits and `_.-~` is percent-encoded, so that it ends at the next slash.
+    In a tenant, everything but ASCII letters, digits and `_.-~` is percent-encoded, so that it ends
+    at the next slash.
     """
     return f"{partition}/{event_time}/{_in_id(tenant)}{key}"
 
@@ -291,35 +287,25 @@ def _in_id(tenant: str) -> str:
 
 
 def parse_message_id(text: str, *, has_tenant: bool = False) -> tuple[int, int, str, str]:
-    """Return partition, event time (ms), key and tenant (empty for none) of a `message_id`.
-
-    Raise ValueError where the text is no such id.
-    """
+    """Return partition, event time (ms), key and tenant of a `message_id`, or raise ValueError."""
     partition, event_time, rest = text.split("/", 2)
     tenant, key = rest.split("/", 1) if has_tenant else ("", rest)
     return int(partition), int(event_time), key, unquote(tenant)
 
 
 def late_born_id(source: str, topic: str, partition: int, offset: int) -> str:
-    """Return the id of the merge record that a late record opens, which no other can have.
-
-    That of a merge record begins with the number of its partition.
-    """
+    """Return the id of the merge record that a late record opens, which no other can have."""
     return f"late/{source}/{topic}/{partition}/{offset}"
 
 
 def closing_of(event_time: int, timeout_ms: int) -> tuple[int, int]:
-    """Return until when a merge record with a timeout could be joined, and the clock that closed
-    it; all in ms."""
+    """Return until when a merge record could be joined, and the clock that closed it (ms)."""
     due = event_time + timeout_ms
     return due, due + 1
 
 
 def header_number(content: Any, least: int = 0) -> int:
-    """Return a number that a header says, if it fits into a column.
-
-    Raise ValueError otherwise: a topic's writers may say anything.
-    """
+    """Return a number that a header says; raise ValueError where it fits into no column."""
     number = int(content)
     if not least <= number < 2**63:
         raise ValueError(f"a number of a header is out of its bounds: {number}")
@@ -436,7 +422,6 @@ late records (`source`, `topic`, `offset`) were settled.
 
 
 def _comparable(column: pa.ChunkedArray) -> Any:
-    """Return a column as places have it: times in ms and numbers in numpy, texts as bytes."""
     if pa.types.is_timestamp(column.type):
         return times_ms(column)
     return int64s(column) if pa.types.is_integer(column.type) else _bytes(column)
@@ -455,7 +440,6 @@ def _texts(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _numbers(column: pa.ChunkedArray) -> pa.Array:
-    """Return numbers, or times in ms, as texts."""
     return pa.array(_comparable(column)).cast(pa.string())
 
 
@@ -464,7 +448,6 @@ def _text(content: Any) -> str:
 
 
 def _is_after(columns: list[Any], others: list[Any]) -> Booleans:
-    """Return, row by row, where columns sort after others, or after one place."""
     is_after: Any = False
     for column, other in zip(reversed(columns), reversed(others), strict=True):
         is_after = _is_greater(column, other) | (_is_equal(column, other) & is_after)
@@ -485,7 +468,6 @@ def _flags(compare: Callable[..., pa.Array], column: pa.Array, other: Any) -> Bo
 
 
 def _in_lists(columns: _Columns) -> pa.Array:
-    """Return the headers of each message, in the order of the columns."""
     count = len(columns[0][1])
     contents = pa.concat_arrays([content.cast(pa.binary()) for _, content in columns])
     in_rows = np.arange(len(contents)).reshape(len(columns), count).T
@@ -503,7 +485,6 @@ def _in_lists(columns: _Columns) -> pa.Array:
 
 
 def _with(headers: pa.Array, row: int, further: Headers) -> pa.Array:
-    """Return headers of messages, those of one row with further ones."""
     own = [tuple(each.values()) for each in headers[row].as_py()]
     its = pa.array([[*own, *further]], HEADERS)
     return pa.concat_arrays([headers.slice(0, row), its, headers.slice(row + 1)])

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from watersmeet.core.clocks import Clocks, clocks_of
 from watersmeet.core.merge import NO_MESSAGES, Batch, merge
-from watersmeet.core.plan import BatchPlan, Cursor, TopicPartition
-from watersmeet.core.tenants import HEADS
-
-
-class State(NamedTuple):
-    """How far the merge has come after a batch."""
-
-    next_batch: int
-    cursors: Mapping[TopicPartition, Cursor]
-    """How far each topic-partition of every input was consumed."""
-    clocks: Mapping[int, int]
-    """The clock (ms) of each partition that has one."""
-    heads: pa.Table = HEADS.empty_table()
-    """What the clocks have left (`core.tenants.HEADS`)."""
-
-    def after(self, plan: BatchPlan, clocks: Clocks) -> State:
-        """Return the state after a batch that has moved the clocks."""
-        cursors = {**self.cursors, **plan.cursors()}
-        return State(plan.batch + 1, cursors, plan.clocks, clocks.heads())
+from watersmeet.core.state import State
 
 
 class Step(NamedTuple):

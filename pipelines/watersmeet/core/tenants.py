@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -58,9 +59,22 @@ HEADS = pa.schema(
 """Schema of what a batch leaves to the next one, by topic-partition and tenant.
 
 `own` is the largest event time (ms) of the tenant's own records and heartbeats so far. `at_cut` is
-the largest up to the end of the cut at the last clock (`NULL_TIME`: none). The tenant null has the
-heartbeats that count for all tenants.
+the largest up to the end of the cut at the last clock. Either is `NULL_TIME` where it is too old
+to count: not beyond the position of all less the lag. The tenant null has the heartbeats that count
+for all tenants.
 """
+
+
+class Cut(NamedTuple):
+    """The cut of a topic-partition at a clock.
+
+    - `until`: the exclusive end offset of its records.
+    - `position`: that (ms) of its last record or decision, which had reached the clock.
+    """
+
+    until: int
+    position: int
+
 
 _ALL = -1
 """The number of no tenant, for heartbeats that count for all tenants."""
@@ -198,22 +212,6 @@ class TenantClocks:
             )
         return np.asarray(np.maximum(due, befores), np.int64)
 
-    def unknown_tenant_clocks(self) -> dict[int, int]:
-        """Return by partition the clock (ms) of a tenant of which nothing is known."""
-        partitions = np.array(sorted(self._timelines), np.int64)
-        unknown = pa.chunked_array([pa.nulls(len(partitions), pa.string())])
-        return dict(zip(partitions.tolist(), self.at(partitions, unknown).tolist(), strict=True))
-
-    def tenant_clocks(self) -> dict[tuple[int, str], int]:
-        """Return by partition and tenant the clocks (ms) of the tenants that are known there."""
-        heads = self.heads()
-        tenants = (
-            heads.filter(heads["tenant"].is_valid()).group_by(["partition", "tenant"]).aggregate([])
-        )
-        clocks = self.at(int64s(tenants["partition"]), tenants["tenant"])
-        places = zip(*(tenants[name].to_pylist() for name in tenants.column_names), strict=True)
-        return dict(zip(places, clocks.tolist(), strict=True))
-
     def ahead(self) -> dict[int, tuple[tuple[str, int], ...]]:
         """Return by partition each known tenant with its smallest position (ms) after all records.
 
@@ -235,16 +233,10 @@ class TenantClocks:
             tenants_ahead[p] = tuple(sorted(zip(names, ends[:-1][is_ahead].tolist(), strict=True)))
         return tenants_ahead
 
-    def considered(self) -> dict[TopicPartition, int]:
-        """Return the position (ms) of the last record considered, by topic-partition.
-
-        The first record that waits counts, too.
-        """
-        return {
-            timeline.tp: int(timeline.positions[max(timeline.last_reached, timeline.cut or 0)])
-            for timelines in self._timelines.values()
-            for timeline in timelines
-        }
+    def cuts(self) -> dict[TopicPartition, Cut]:
+        """Return the cuts after the batch that are others than before."""
+        timelines = (each for own in self._timelines.values() for each in own)
+        return {each.tp: each.end_of_cut() for each in timelines if each.cut is not None}
 
     def heads(self) -> pa.Table:
         """Return what the batch leaves to the next one (`HEADS`)."""
@@ -337,6 +329,8 @@ class _PartitionTimeline:
     lag_ms: int
     positions: Int64s
     """The position of all records at each row."""
+    ends: Int64s
+    """The exclusive end offset of the records up to each row."""
     last_reached: int
     """The last row that the clock has reached."""
     cut: int | None
@@ -378,15 +372,17 @@ class _PartitionTimeline:
         row_of = np.empty(len(order), np.int64)
         row_of[order] = np.arange(1, len(order) + 1)
         positions = np.maximum.accumulate(np.concatenate([[at], all_times[order]]))
-        first_rows = np.zeros(len(before.numbers), np.int64)
+        ends = np.append(done.from_offset, all_offsets[order] + (order >= count))
+        has_own = before.own != NULL_TIME
+        begin = np.count_nonzero(has_own)
+        first_rows = np.zeros(begin, np.int64)
         rows = np.concatenate([first_rows, row_of[count:], row_of[decided.numbers]])
-        numbers = np.concatenate([before.numbers, records.tenants, decided.tenants])
-        times = np.concatenate([before.own, records.times, decided.tenant_times])
+        numbers = np.concatenate([before.numbers[has_own], records.tenants, decided.tenants])
+        times = np.concatenate([before.own[has_own], records.times, decided.tenant_times])
         by_row = np.argsort(rows, kind="stable")  # nearly sorted already
         by_tenant = by_row[np.argsort(numbers[by_row], kind="stable")]
         event_of = np.empty(len(by_tenant), np.int64)
         event_of[by_tenant] = np.arange(len(by_tenant))
-        begin = len(before.numbers)
         record_events = event_of[begin : begin + len(records.times)]
         last_reached = int(np.searchsorted(positions, clock, side="right")) - 1
         cut = None if at >= clock else int(np.searchsorted(positions, clock))
@@ -400,6 +396,7 @@ class _PartitionTimeline:
             done,
             lag_ms,
             positions,
+            ends,
             last_reached,
             cut,
             numbers[by_tenant],
@@ -485,9 +482,15 @@ class _PartitionTimeline:
         at_cut = self._own_at_cut(count)
         position = self.done.position
         oldest = NULL_TIME if position is None else position - self.lag_ms
-        kept = np.flatnonzero(own > oldest)
+        own, at_cut = (np.where(times > oldest, times, NULL_TIME) for times in (own, at_cut))
+        kept = np.flatnonzero((own != NULL_TIME) | (at_cut != NULL_TIME))
         numbers = np.where(kept == count + 1, _ALL, kept)
         return numbers, own[kept], at_cut[kept]
+
+    def end_of_cut(self) -> Cut:
+        """Return the end of a cut that was not passed before."""
+        row = self.cut or 0
+        return Cut(int(self.ends[row]), int(self.positions[row]))
 
     def _own_at_cut(self, count: int) -> Int64s:
         """Return by tenant its own largest event time at the end of the cut.
@@ -501,6 +504,29 @@ class _PartitionTimeline:
 
 
 _NO_ROWS: Int64s = np.array([], np.int64)
+
+
+def heads_after(
+    heads: pa.Table, oldest: Mapping[TopicPartition, int] = MappingProxyType({})
+) -> pa.Table:
+    """Return the largest times of rows of `HEADS`: one row for each topic-partition and tenant.
+
+    `oldest`: by topic-partition, the time (ms) up to which none counts.
+    """
+    if not heads.num_rows:
+        return heads
+    by = HEADS.names[:4]
+    largest = heads.group_by(by).aggregate([("own", "max"), ("at_cut", "max")])
+    largest = largest.rename_columns(HEADS.names).cast(HEADS)
+    limits = np.full(largest.num_rows, NULL_TIME)
+    inputs = sorted({tp.input for tp in oldest})
+    for tp, rows in by_topic_partition(largest, inputs, int64s(largest["own"])).items():
+        limits[rows] = oldest.get(tp, NULL_TIME)
+    times = {name: int64s(largest[name]) for name in ("own", "at_cut")}
+    times = {name: np.where(each > limits, each, NULL_TIME) for name, each in times.items()}
+    is_kept = np.logical_or(*(each != NULL_TIME for each in times.values()))
+    columns = [*(largest[name] for name in by), *map(pa.array, times.values())]
+    return pa.Table.from_arrays(columns, schema=HEADS).filter(pa.array(is_kept))
 
 
 def _last(numbers: Int64s, values: Int64s, count: int) -> Int64s:

@@ -1,4 +1,4 @@
-"""Event times: their range, and how they are read from text."""
+"""Event times: their range, how they are read from text, and how people see them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,35 @@ def time_text(ms: int) -> str:
     return str(np.datetime_as_string(np.datetime64(ms, "ms"), timezone="UTC"))
 
 
+def epoch_ms(time: datetime) -> int:
+    """Return a time in epoch ms."""
+    return (time - EPOCH) // timedelta(milliseconds=1)
+
+
+def utc(ms: int | None) -> str:
+    """Return epoch ms as a time in UTC for people, to the millisecond.
+
+    A dash for None, and the number where no calendar has such a time.
+    """
+    if ms is None:
+        return "-"
+    if not 0 <= ms <= LAST_EVENT_TIME_MS:
+        return f"{ms} ms (out of range)"
+    return time_text(ms).replace("T", " ")
+
+
+def duration(ms: int | None) -> str:
+    """Return milliseconds in the two largest units that they fill; a dash for None."""
+    if ms is None:
+        return "-"
+    parts = []
+    for name, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
+        count, ms = divmod(ms, size)
+        if count:
+            parts.append(f"{count}{name}")
+    return " ".join(parts[:2]) or "0"
+
+
 @lru_cache
 def zone_names() -> frozenset[str]:
     """Return the names of all time zones, such as `Europe/Berlin`."""
@@ -41,8 +70,7 @@ def zone_names() -> frozenset[str]:
 def time_zone(name: str) -> ZoneInfo:
     """Return a time zone by its name, one of `zone_names`.
 
-    Its rules are those of the package tzdata, not of the machine: machines must not read one record
-    differently.
+    Its rules are those of the package tzdata, so that all machines read a record alike.
     """
     with files("tzdata").joinpath(f"zoneinfo/{name}").open("rb") as rules:
         return ZoneInfo.from_file(rules, name)
@@ -56,22 +84,18 @@ def set_back_ms(zone: tzinfo, year: int) -> int:
 
 
 def parse_iso_8601(text: str, zone: tzinfo = timezone.utc) -> int | None:
-    """Return the epoch ms of an ISO 8601 calendar date, or date and time.
+    """Return the epoch ms of an ISO 8601 calendar date, or date and time; None for any other text.
 
-    Where it names no zone, it is a local time of `zone`. Of a local time that is there twice, the
-    earlier one counts; one that clocks skip has the offset from before (02:30 is 03:30). What is
-    finer than a millisecond is cut off. Return None where the text is something else: digits alone,
-    a week or ordinal date, a 25th hour, a 61st second.
+    Without a zone, it is a local time of `zone`. Of a local time that is there twice, the earlier
+    one counts; one that clocks skip has the offset from before (02:30 is 03:30). What is finer than
+    a millisecond is cut off.
     """
     parsed = _parsed(text, zone)
     return None if parsed is None else parsed[0] * 1000 + int(parsed[1][:3].ljust(3, "0"))
 
 
 def parse_microseconds(text: str) -> int:
-    """Return the epoch microseconds of a time that `parse_iso_8601` takes.
-
-    Raise ValueError where the text is no such time, or is finer.
-    """
+    """Return the epoch microseconds of such a time. Raise ValueError where it is none, or finer."""
     parsed = _parsed(text)
     if parsed is None or parsed[1][6:].strip("0"):
         raise ValueError("not an ISO 8601 time in whole microseconds")
@@ -79,7 +103,6 @@ def parse_microseconds(text: str) -> int:
 
 
 def _parsed(text: str, zone: tzinfo = timezone.utc) -> tuple[int, str] | None:
-    """Return epoch seconds and the digits of the fraction; None where the text is no time."""
     match = _EXTENDED.fullmatch(text) or _BASIC.fullmatch(text)
     if match is None:
         return None

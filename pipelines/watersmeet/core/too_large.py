@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Booleans, int64s, one_chunk
-from watersmeet.core.input_columns import part_topics
+from watersmeet.core.columns import Booleans, int64s, one_chunk, part_topics
 from watersmeet.core.inputs import InputId
 from watersmeet.core.repeated import RECORD_IDS
 from watersmeet.core.types import TIME, schema_of
@@ -45,11 +44,7 @@ def has_no_parts(rows: pa.Table, sources: Iterable[str]) -> Booleans:
 def records_of(
     rows: pa.Table, inputs: Collection[InputId], names: Sequence[str] = _NAMES
 ) -> pa.Table:
-    """Return the records in merge records, parts and duplicates: source, topic, offset and event
-    time of each, and these columns of its row.
-
-    `rows`: those columns, and of silver those with parts and, where there is one, `RECORD_IDS`.
-    """
+    """Return the records (source, topic, offset, event time) in merge records, with row columns."""
     kinds = [rows.schema.field(name) for name in names]
     schema = pa.schema([*_PLACE, ("event_time", TIME), *kinds])
     records = [schema.empty_table()]

@@ -29,19 +29,13 @@ _DDL: Final = {kind: name.upper() for name, kind in _KINDS.items()}
 
 
 def schema_of(columns: str) -> pa.Schema:
-    """Return the schema of columns spelled as in DDL: `partition int, merge_key string`.
-
-    Lists and structs are not supported.
-    """
+    """Return the schema of scalar columns spelled as in DDL: `partition int, merge_key string`."""
     pairs = map(str.split, columns.split(", "))
     return pa.schema([(name, _KINDS[kind]) for name, kind in pairs])
 
 
 DUE = schema_of("due timestamp, closed_at timestamp")
-"""Columns with the times when a merge record can be joined last, and when it was closed.
-
-`closed_at` is the first clock that closed it, null while it is open.
-"""
+"""When a merge record can be joined last, and the first clock that closed it (null while open)."""
 
 TENANT = schema_of("tenant string")
 """The column with a record's tenant: empty where the merge has no tenants."""
@@ -51,11 +45,7 @@ NO_TENANT: Final = ""
 
 
 def ddl(kind: pa.DataType) -> str:
-    """Return the Spark DDL text of an Arrow type, such as `ARRAY<STRUCT<offset: BIGINT>>`.
-
-    Supported are string, binary, int32, int64, float64, bool, `TIME`, date32, decimal128, and
-    lists, structs and maps of them. Raise TypeError for others.
-    """
+    """Return a type in Spark's DDL (`ARRAY<STRUCT<offset: BIGINT>>`), or raise TypeError."""
     if kind in _DDL:
         return _DDL[kind]
     if pa.types.is_list(kind):
@@ -72,19 +62,14 @@ def ddl(kind: pa.DataType) -> str:
 def widened(before: pa.DataType, after: pa.DataType) -> pa.DataType:
     """Return the type of a column that holds values of both types.
 
-    Structs have the fields of the first, then what the second adds, without those that no table has
-    beside the first ones (`clashes`). Raise ValueError with the path of the first field whose types
-    differ.
+    Structs have the fields of the first, then what the second adds but for `clashes`. Raises
+    ValueError with the path of the first field whose types differ.
     """
     return _widened(before, after, "")
 
 
 def clashes(before: pa.DataType, after: pa.DataType, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the fields of the second type that no table has beside those of the first one: names of
-    columns and fields do not differ in case alone.
-
-    Each is its path, and the name of the other field there.
-    """
+    """Yield the path of each field that differs in case alone from another, and that one's name."""
     if pa.types.is_struct(before) and pa.types.is_struct(after):
         spellings = {field.name.lower(): field for field in before}
         for field in after:
@@ -100,31 +85,24 @@ def clashes(before: pa.DataType, after: pa.DataType, where: str = "") -> Iterato
 
 def _widened(before: pa.DataType, after: pa.DataType, where: str) -> pa.DataType:
     if pa.types.is_struct(before) and pa.types.is_struct(after):
-        names = {field.name.lower() for field in before}
+        others = {field.name: field.type for field in after}
+        kept = {
+            f.name: _widened(f.type, others.get(f.name, f.type), f"{where}.{f.name}".lstrip("."))
+            for f in before
+        }
+        names = {name.lower() for name in kept}
         added = [field for field in after if field.name.lower() not in names]
-        both = [
-            (f, after.field(f.name) if after.get_field_index(f.name) >= 0 else f) for f in before
-        ]
-        kept = [
-            (f.name, _widened(f.type, other.type, f"{where}.{f.name}".lstrip(".")))
-            for f, other in both
-        ]
-        return pa.struct([*kept, *added])
+        return pa.struct([*kept.items(), *added])
     if pa.types.is_list(before) and pa.types.is_list(after):
         return pa.list_(_widened(before.value_type, after.value_type, f"{where}[]"))
     if before != after:
-        raise ValueError(
-            f"`{where}` is a {ddl(before).lower()} and cannot become a {ddl(after).lower()}"
-        )
+        kinds = f"a {ddl(before).lower()} and cannot become a {ddl(after).lower()}"
+        raise ValueError(f"`{where}` is {kinds}")
     return before
 
 
 def columns_ddl(columns: Iterable[pa.Field]) -> str:
-    """Return the Spark DDL text of columns, such as `partition INT, merge_key STRING`.
-
-    `columns` is a schema, or the fields of a struct. Raise TypeError where a column has a type that
-    `ddl` does not know.
-    """
+    """Return the Spark DDL text of columns (`partition INT, merge_key STRING`); see `ddl`."""
     return ", ".join(f"{quoted(column.name)} {ddl(column.type)}" for column in columns)
 
 

@@ -1,9 +1,8 @@
 """Values of a source: from bronze's bytes to silver's column, and from there to a message's JSON.
 
 Without a schema they are JSON text, with one a struct. JSON is written as Spark's writer, Jackson,
-writes it: no spaces, nulls kept, escapes for quotation marks, backslashes and control characters
-only, doubles in the notation of Java. What JSON has no type for is written as docs/messages.md
-says.
+writes it: no spaces, nulls kept, only needed escapes, doubles in the notation of Java. What JSON
+has no type for is written as docs/messages.md says.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.columns import Int64s, cuts, int64s
-from watersmeet.core.turns import LARGE_BYTES, in_turn
+from watersmeet.core.items import LARGE_BYTES, in_turn
 from watersmeet.core.types import TIME
 
 _LARGEST_NUMBER: Final = len("-2.2250738585072014E-308")
@@ -42,17 +41,12 @@ def typed_values(
     decode: Callable[..., Any] | None = None,
     places: Iterator[tuple[int, ...]] = _NOWHERE,
 ) -> Any:
-    """Return bronze's values (binary) as silver keeps them.
+    """Return bronze's values (binary) as silver keeps them: JSON text, or the source's struct.
 
-    They are JSON text, or the struct of the source's schema. Chunks stay as they are; a null stays
-    null.
-
-    With `decode`, the values are what it makes of their bytes, and of the partition and offset of
-    each (`places`, in order), where it needs them.
-
-    Without it, they are JSON. Integers may be spelled 1.0 or 1e3, and are exact beyond 2**53. A
-    field that is missing is null, and one that the type does not have is dropped. A field that does
-    not fit its type is null: its record was read before the schema had the field.
+    With `decode`, they are what it makes of their bytes, and of the partition and offset of each
+    (`places`) where it needs them. Without it, they are JSON: integers may be spelled 1.0 or 1e3,
+    and are exact beyond 2**53; a missing field is null, one that the type lacks is dropped, and one
+    that does not fit its type is null, since its record was read before the schema had it.
 
     A value that cannot be read is a defect of the reader, and raises ValueError.
     """
@@ -65,26 +59,17 @@ def typed_values(
     outline = _outline(value_type)
     structs = []
     # What a piece becomes may take many times its bytes. Only a single value may have more of them
-    # than are parsed beside others (`core.turns`).
+    # than are parsed beside others (`core.items`).
     for first, last in cuts(sizes(values), LARGE_BYTES, _ROWS):
         texts = values[first:last].to_numpy(zero_copy_only=False).tolist()
         with in_turn(sum(len(text or b"") for text in texts)):
             if decode is None:
                 structs.append(_structs(texts, value_type, outline))
             else:
-                structs.append(_decoded(texts, value_type, decode, places))
+                placed = zip(texts, places, strict=False)  # `places` goes on
+                values_of = [None if t is None else decode(t, *place) for t, place in placed]
+                structs.append(pa.array(values_of, value_type))
     return pa.concat_arrays(structs) if structs else pa.array([], value_type)
-
-
-def _decoded(
-    texts: list[bytes | None],
-    kind: pa.DataType,
-    decode: Callable[..., Any],
-    places: Iterator[tuple[int, ...]],
-) -> pa.Array:
-    placed = zip(texts, places, strict=False)  # `places` goes on
-    values = [None if text is None else decode(text, *place) for text, place in placed]
-    return pa.array(values, kind)
 
 
 _Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | None"
@@ -121,29 +106,21 @@ def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) ->
     try:
         return pa.array(documents, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return pa.array(
-            [None if text is None else coerce(_exact(text, outline), kind) for text in texts], kind
-        )
+        exact = [None if text is None else _exact(text, outline) for text in texts]
+        return pa.array([value and coerce(value, kind) for value in exact], kind)
 
 
 def coerce(value: Any, kind: pa.DataType) -> Any:
     """Return a value in the fields of a type, with null for what it lacks or what does not fit."""
-    if pa.types.is_struct(kind):
-        return (
-            {field.name: coerce(value.get(field.name), field.type) for field in kind}
-            if isinstance(value, dict)
-            else None
-        )
+    if pa.types.is_struct(kind) or pa.types.is_map(kind):
+        if not isinstance(value, dict):
+            return None
+        if pa.types.is_map(kind):
+            return {name: coerce(item, kind.item_type) for name, item in value.items()}
+        return {field.name: coerce(value.get(field.name), field.type) for field in kind}
     if pa.types.is_list(kind):
-        return (
-            [coerce(item, kind.value_type) for item in value] if isinstance(value, list) else None
-        )
-    if pa.types.is_map(kind):
-        return (
-            {name: coerce(item, kind.item_type) for name, item in value.items()}
-            if isinstance(value, dict)
-            else None
-        )
+        items = value if isinstance(value, list) else None
+        return items and [coerce(item, kind.value_type) for item in items]
     try:
         pa.scalar(value, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -152,22 +129,17 @@ def coerce(value: Any, kind: pa.DataType) -> Any:
 
 
 def _has_fractional_integer(value: Any, where: _Outline) -> bool:
-    """Return True where an integer is spelled with a fraction or an exponent."""
     if isinstance(where, type):
         return where is int and type(value) is float
     if value is None or where is None:
         return False
-    if isinstance(where, dict):
-        return isinstance(value, dict) and any(
-            _has_fractional_integer(value.get(name), inner) for name, inner in where.items()
-        )
+    if isinstance(where, list):
+        return isinstance(value, list) and any(_has_fractional_integer(v, where[0]) for v in value)
+    if not isinstance(value, dict):
+        return False
     if isinstance(where, tuple):
-        return isinstance(value, dict) and any(
-            _has_fractional_integer(item, where[0]) for item in value.values()
-        )
-    return isinstance(value, list) and any(
-        _has_fractional_integer(item, where[0]) for item in value
-    )
+        return any(_has_fractional_integer(item, where[0]) for item in value.values())
+    return any(_has_fractional_integer(value.get(name), inner) for name, inner in where.items())
 
 
 def _exact(text: bytes, outline: _Outline) -> Any:
@@ -183,11 +155,8 @@ def _converted(value: Any, where: _Outline) -> Any:
     if isinstance(where, list):
         return [_converted(item, where[0]) for item in value] if isinstance(value, list) else None
     if isinstance(where, tuple):
-        return (
-            {name: _converted(item, where[0]) for name, item in value.items()}
-            if isinstance(value, dict)
-            else None
-        )
+        entries = value if isinstance(value, dict) else None
+        return entries and {name: _converted(item, where[0]) for name, item in entries.items()}
     if isinstance(value, Decimal):
         # The schema tests a double, which may hide the fraction of a number beyond 2**52.
         return float(value) if where is float else int(value.to_integral_value(ROUND_HALF_UP))
@@ -204,7 +173,7 @@ _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
 def json_texts(values: pa.Array) -> pa.Array:
-    """Return the JSON of each value, as large_string without nulls: a null is the text `null`.
+    """Return the JSON of each value (large_string); a null is the text `null`.
 
     Supported are strings, int64, float64, bool, binary, decimal128, date32, `TIME`, and lists,
     structs and maps of them. Raise TypeError for another type.
@@ -216,17 +185,13 @@ def json_texts(values: pa.Array) -> pa.Array:
 
 
 def _texts(values: pa.Array) -> pa.Array:
-    """Return the JSON of each value, with any text or null for a null."""
     kind = values.type
     if pa.types.is_struct(kind):
         return _objects(values)
     if pa.types.is_map(kind):
         entries = _entries(values)
-        pairs = entries.flatten()
-        names = pairs.field("key")
-        items = pairs.field("value")
-        fields = concatenated(json_texts(names), ":", json_texts(items))
-        return concatenated("{", joined(entries, fields), "}")
+        names, items = map(json_texts, entries.flatten().flatten())
+        return concatenated("{", joined(entries, concatenated(names, ":", items)), "}")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return concatenated("[", joined(values, json_texts(values.flatten())), "]")
     if pa.types.is_floating(kind):
@@ -239,7 +204,6 @@ def _texts(values: pa.Array) -> pa.Array:
 
 
 def _scalar_texts(values: pa.Array) -> pa.Array:
-    """Return the JSON of values whose texts Arrow makes. Raise TypeError for other values."""
     kind = values.type
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         return values.cast(pa.large_string())
@@ -254,10 +218,7 @@ def _scalar_texts(values: pa.Array) -> pa.Array:
 
 
 def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
-    """Return by list the texts of its items, with commas in between (large_string).
-
-    `items` belong to `lists.flatten()`.
-    """
+    """Return by list its items' texts with commas in between; `items` are of `lists.flatten()`."""
     return pc.binary_join(
         pa.LargeListArray.from_arrays(pa.array(_offsets(lists)), items),
         pa.scalar(",", pa.large_string()),
@@ -265,10 +226,7 @@ def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
 
 
 def concatenated(*texts: pa.Array | str) -> pa.Array:
-    """Return row by row the pieces one after the other (large_string).
-
-    A string is the same in each row. At least one piece is an array.
-    """
+    """Return row by row the pieces one after the other; a string is the same in each row."""
     columns = [
         pa.scalar(chunk, pa.large_string()) if isinstance(chunk, str) else chunk for chunk in texts
     ]
@@ -276,10 +234,7 @@ def concatenated(*texts: pa.Array | str) -> pa.Array:
 
 
 def number_text(number: float) -> str:
-    """Return a double in JSON's words.
-
-    It is `double_text`, or `NaN`, `Infinity` and `-Infinity`, for which JSON has no number.
-    """
+    """Return a double in JSON's words: `double_text`, or `NaN`, `Infinity` and `-Infinity`."""
     if isfinite(number):
         return double_text(number)
     if isnan(number):
@@ -290,9 +245,8 @@ def number_text(number: float) -> str:
 def double_text(number: float) -> str:
     """Return a finite double as Java writes it since version 19: the shortest digits that mean it.
 
-    From 1e-3 to below 1e7 it is decimal, with at least one digit on either side of the point,
-    otherwise in scientific notation with `E`. For a number that one digit would mean, these are the
-    two digits closest to it: 4.9E-324.
+    From 1e-3 to below 1e7 it is decimal, otherwise in scientific notation with `E`. Where one digit
+    would do, these are the two closest to it: 4.9E-324.
     """
     size = abs(number)
     if 1e-3 <= size < 1e7 or size == 0:
@@ -309,17 +263,13 @@ def _number_json(number: float) -> str:
 
 
 def _each(text_of: Callable[[Any], str], values: pa.Array) -> pa.Array:
-    return pa.array(
-        [None if value is None else text_of(value) for value in values.to_pylist()],
-        pa.large_string(),
-    )
+    texts = [None if value is None else text_of(value) for value in values.to_pylist()]
+    return pa.array(texts, pa.large_string())
 
 
 def _entries(maps: pa.MapArray) -> pa.Array:
-    """Return maps as lists of their pairs; for a slice, only those of its rows."""
-    return maps.cast(
-        pa.list_(pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)]))
-    )
+    pair = pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])
+    return maps.cast(pa.list_(pair))
 
 
 def _objects(structs: pa.StructArray) -> pa.Array:
@@ -334,10 +284,7 @@ def _name(field: pa.Field) -> str:
 
 
 def _escaped(texts: pa.Array) -> pa.Array:
-    """Return texts with JSON's escapes.
-
-    Few texts need one, so only those pass through Python.
-    """
+    # Few texts need an escape, so only those pass through Python.
     needed = pc.fill_null(pc.match_substring_regex(texts, _TO_ESCAPE), False)
     awkward = texts.filter(needed)
     if not len(awkward):
@@ -354,18 +301,16 @@ def largest_sizes(values: pa.Array) -> Int64s:
     kind = values.type
     if pa.types.is_struct(kind):
         names = sum(len(_name(field).encode()) + 1 for field in kind)
-        return sum(
-            map(largest_sizes, values.flatten()), np.full(len(values), names + len("{}"), np.int64)
-        )
+        beside = np.full(len(values), names + len("{}"), np.int64)
+        return sum(map(largest_sizes, values.flatten()), beside)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return np.maximum(
-            sums(values, largest_sizes(values.flatten()) + len(",")) + len("[]"), len("null")
-        )
+        items = largest_sizes(values.flatten()) + len(",")
+        return np.maximum(sums(values, items) + len("[]"), len("null"))
     if pa.types.is_map(kind):
         entries = _entries(values)
-        pairs = entries.flatten()
-        pair_sizes = largest_sizes(pairs.field("key")) + largest_sizes(pairs.field("value"))
-        return np.maximum(sums(entries, pair_sizes + len(":,")) + len("{}"), len("null"))
+        name_sizes, item_sizes = map(largest_sizes, entries.flatten().flatten())
+        pair_sizes = name_sizes + item_sizes + len(":,")
+        return np.maximum(sums(entries, pair_sizes) + len("{}"), len("null"))
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.full(len(values), _LARGEST_NUMBER, np.int64)
     if pa.types.is_decimal(kind):
@@ -381,13 +326,9 @@ def sizes(texts: pa.Array) -> Int64s:
 
 
 def sums(lists: pa.Array, item_sizes: Int64s) -> Int64s:
-    """Return by list the sum of a number for each of its items.
-
-    `item_sizes` belong to `lists.flatten()`.
-    """
+    """Return by list the sum of a number for each item; `item_sizes` are of `lists.flatten()`."""
     return np.diff(np.concatenate([[0], np.cumsum(item_sizes)])[_offsets(lists)])
 
 
 def _offsets(lists: pa.Array) -> Int64s:
-    """Return where in `lists.flatten()` each list begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(int64s(pc.fill_null(pc.list_value_length(lists), 0)))])

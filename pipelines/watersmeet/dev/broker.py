@@ -1,19 +1,19 @@
-"""The embedded broker for development and tests: the real Apache Kafka, one node in KRaft mode, in
-one directory.
+"""The embedded broker for development and tests: Apache Kafka, one KRaft node in one directory.
 
-A broker's directory holds all there is to it: `data` (what it keeps), `server.properties` (written
-anew by each start), `broker.log` (what it says), `broker.json` (its ports, and its process while it
-runs) and, for a secured one, `secure` (see `dev.secure`). The process is known by its id together
-with its start time, so another process that has got the same id since is never taken for the
-broker.
+The directory holds `data`, `server.properties` (written anew by each start), `broker.log`,
+`broker.json` (its ports, and its process while it runs) and, for a secured one, `secure` (see
+`dev.secure`). The process is known by its id and its start time, so that another process with the
+same id is never taken for the broker.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from watersmeet.dev import secure as securing
 from watersmeet.dev.broker_directory import find_process, locked, read_record, write_record
@@ -31,10 +31,7 @@ from watersmeet.kafka.permissions import Permission
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """The state of the broker of one directory.
-
-    `port`: the one that it has, or comes back on; None where there was none yet.
-    """
+    """The state of a directory's broker; `port`: the one it has, or comes back on, if any."""
 
     running: bool
     port: int | None
@@ -66,11 +63,9 @@ def start(
 ) -> BrokerStatus:
     """Start the directory's broker, and return once it answers on `port`; it outlives its starter.
 
-    Without a port the broker comes back on the one it had, or takes a free one the first time. A
-    broker that runs already is left alone. What the directory held is there again.
+    Without a port it comes back on its own, or takes a free one. One that runs is left alone.
 
-    - `secure`: clients need a password and permissions, over TLS; a directory that was secured once
-      stays so.
+    - `secure`: clients need a password and permissions, over TLS; once secured, it stays so.
     - `allowed`: what its user may do from now on.
     - `settings`: Kafka's; they replace the broker's own until the next start.
     - `cluster_id`: for a new directory.
@@ -91,15 +86,8 @@ def start(
             # The first time, its jars may have been fetched.
             deadline = time.monotonic() + timeout_s
             ports = choose_ports(directory, port, record, secure=secure)
-            launch(
-                java,
-                directory,
-                ports,
-                record,
-                settings or {},
-                cluster_id or new_cluster_id(),
-                deadline,
-            )
+            id = cluster_id or new_cluster_id()
+            launch(java, directory, ports, record, settings or {}, id, deadline)
         elif port not in (None, record.port):
             raise BrokerError(
                 f"the broker in {directory} already runs on port {record.port}",
@@ -119,35 +107,62 @@ def start(
 
 
 def stop(directory: Path, *, timeout_s: float = 30) -> BrokerStatus:
-    """Stop the directory's broker and keep its data; never signal another process.
-
-    The broker is asked to end; one that has not within `timeout_s` is killed.
-    """
+    """Stop the directory's broker, by force after `timeout_s`; keep its data."""
     directory = directory.expanduser().absolute()
     deadline = time.monotonic() + timeout_s
     if read_record(directory) is None:
         return status(directory)
     with locked(directory, deadline):
-        record = read_record(directory)
-        if record is not None:
-            process = find_process(record)
-            if process is not None:
+        if (record := read_record(directory)) is not None:
+            if (process := find_process(record)) is not None:
                 end(process, deadline)
             write_record(directory, record.stopped())
     return status(directory)
 
 
 def status(directory: Path) -> BrokerStatus:
-    """Return the broker's state: it runs only if the very process that was started in the directory
-    is alive.
-    """
+    """Return the broker's state: it runs if the process that was started there is alive."""
     directory = directory.expanduser().absolute()
     record = read_record(directory)
+    if record is None:
+        return BrokerStatus(running=False, port=None, pid=None, directory=directory)
     process = find_process(record)
-    return BrokerStatus(
-        running=process is not None,
-        port=record.port if record else None,
-        pid=process.pid if process else None,
-        directory=directory,
-        admin_port=record.admin_port if record else None,
-    )
+    pid = process.pid if process else None
+    return BrokerStatus(pid is not None, record.port, pid, directory, record.admin_port)
+
+
+def broker_facts(
+    status: BrokerStatus, allowed: Sequence[Permission] | None = None
+) -> dict[str, Any]:
+    """Return the answer of `broker --json`, which says where secrets are, never what they are."""
+    facts: dict[str, Any] = {name: getattr(status, name) for name in ("running", "port", "pid")}
+    facts |= {"directory": str(status.directory), "secure": status.is_secured}
+    if status.is_secured:
+        facts |= {
+            "user": securing.USER,
+            "client": str(securing.client_file(status.directory)),
+            "password": str(securing.password_file(status.directory)),
+            "admin_port": status.admin_port,
+        }
+    if allowed is not None:
+        facts["allowed"] = [permission._asdict() for permission in allowed]
+    return facts
+
+
+def broker_view(facts: dict[str, Any]) -> str:
+    """Return the answer of `broker_facts` for people: a line for each fact."""
+    state = "not running"
+    if facts["running"]:
+        state = f"running at 127.0.0.1:{facts['port']} (process {facts['pid']})"
+    lines = [f"{state}; data in {facts['directory']}"]
+    if facts["secure"]:
+        password = shlex.quote(facts["password"])
+        lines += [
+            f"section `kafka` for the configuration: {facts['client']}",
+            f'password of {facts["user"]}: export {securing.PASSWORD_VARIABLE}="$(cat {password})"',
+        ]
+    lines += [
+        f"{facts['user']} may {p['operation']} {p['kind']} {p['name']}: {p['why']}"
+        for p in facts.get("allowed", ())
+    ]
+    return "\n".join(lines)

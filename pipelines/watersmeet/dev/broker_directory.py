@@ -31,9 +31,7 @@ class BrokerRecord(BaseModel):
 
     def stopped(self) -> BrokerRecord:
         """Return these ports, without a process."""
-        return BrokerRecord(
-            port=self.port, controller_port=self.controller_port, admin_port=self.admin_port
-        )
+        return self.model_copy(update={"pid": None, "create_time": None})
 
 
 def find_process(record: BrokerRecord | None) -> psutil.Process | None:
@@ -49,15 +47,13 @@ def find_process(record: BrokerRecord | None) -> psutil.Process | None:
 
 
 def read_cluster_id(directory: Path) -> str | None:
-    """Return the id of the formatted storage, which Kafka writes as the last step of formatting;
-    None until then.
-    """
+    """Return the id that Kafka writes when it has formatted the storage; None until then."""
     try:
         text = (directory / "data" / "meta.properties").read_text(encoding="latin-1")
     except FileNotFoundError:
         return None
     match = re.search(r"^cluster\.id=(\S+)$", text, re.MULTILINE)
-    return match.group(1) if match else None
+    return match[1] if match else None
 
 
 def read_record(directory: Path) -> BrokerRecord | None:
@@ -77,14 +73,9 @@ def write_record(directory: Path, record: BrokerRecord) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path, deadline: float) -> Iterator[None]:
-    """Allow one start or stop at a time in a directory; the system frees the lock of a holder that
-    dies.
-
-    Raises BrokerError where the directory cannot be used.
-    """
+    """Allow one start or stop at a time, or raise BrokerError; one that dies frees the lock."""
 
     def taken() -> bool:
-        """Take the lock of the directory, if nobody has it, and return whether that was done."""
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

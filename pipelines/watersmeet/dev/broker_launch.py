@@ -22,18 +22,15 @@ from watersmeet.dev import secure as securing
 from watersmeet.dev.broker_directory import BrokerRecord, read_cluster_id, write_record
 from watersmeet.dev.processes import HOST, KILL_AFTER_S, alive, end, free_port, port_problem, until
 from watersmeet.errors import BrokerError
-from watersmeet.jvm.artifacts import BROKER, jars
-from watersmeet.jvm.java import java_command, missing_java
+from watersmeet.jvm.artifacts import BROKER, jars, java_command, missing_java
 
 _LAUNCHED = b"--- launched ---\n"
 """The divider of the log: what follows the last one is about the last launch."""
 _TEMPLATES = Path(__file__).parent / "templates" / "kafka"
 
 _JVM_OPTIONS = (
-    "-XX:-UsePerfData",
-    "-XX:+ExitOnOutOfMemoryError",
-    "-Djava.awt.headless=true",
-    "-Djava.net.preferIPv4Stack=true",
+    *("-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
+    *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
 )
 _DEFAULT_HEAP = "-Xms256m -Xmx1g"
 
@@ -41,12 +38,9 @@ _DEFAULT_HEAP = "-Xms256m -Xmx1g"
 def choose_ports(
     directory: Path, port: int | None, previous: BrokerRecord | None, *, secure: bool
 ) -> BrokerRecord:
-    """Return the ports on which the broker will listen: those it had, as far as they are free, and
-    `port`, where one is given.
-    """
+    """Return the ports for the broker: those it had, if they are free, and `port` if given."""
     port = port or (previous.port if previous is not None else free_port())
-    problem = port_problem(port)
-    if problem is not None:
+    if (problem := port_problem(port)) is not None:
         raise BrokerError(
             f"the broker in {directory} cannot listen on {HOST}:{port} ({problem})",
             fix="stop what holds that port, or name another one",
@@ -83,10 +77,8 @@ def launch(
     try:
         # Before the broker answers: a starter that dies while waiting leaves a broker that can be
         # found and stopped.
-        write_record(
-            directory,
-            ports.model_copy(update={"pid": process.pid, "create_time": process.create_time()}),
-        )
+        started = {"pid": process.pid, "create_time": process.create_time()}
+        write_record(directory, ports.model_copy(update=started))
         await_answer(directory, ports, process, deadline)
         if ports.admin_port is not None:
             securing.admit_own_user(directory, ports.port, ports.admin_port)
@@ -102,7 +94,6 @@ def launch(
 
 
 def _properties(ports: BrokerRecord, settings: Mapping[str, str]) -> str:
-    """Return the broker's settings: where one comes twice, the last counts."""
     names = ["server.properties", *(["secure.properties"] if ports.admin_port is not None else [])]
     templates = "".join((_TEMPLATES / name).read_text(encoding="ascii") for name in names)
     further = "".join(f"{name}={value}\n" for name, value in settings.items())
@@ -112,22 +103,16 @@ def _properties(ports: BrokerRecord, settings: Mapping[str, str]) -> str:
 INHERITED: Final = frozenset(
     ["PATH", "HOME", "USER", "TMPDIR", "TZ", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "LD_LIBRARY_PATH"]
 )
-"""The environment variables that the broker inherits. It outlives us, and others may hold
-passwords, which are not for it.
-"""
+"""The environment that the broker, which outlives us, inherits: no passwords."""
 
 
 def new_cluster_id() -> str:
-    """Return a new id as Kafka makes them, but never with a leading dash, which would look like an
-    option.
-    """
+    """Return a new id as Kafka makes them, never with a leading dash, as options have."""
     return base64.urlsafe_b64encode(b"w" + os.urandom(15)).decode("ascii").rstrip("=")
 
 
 def _format(directory: Path, java: list[str], cluster_id: str, deadline: float) -> None:
-    """Give an empty directory a cluster id; one that was being formatted when the machine died is
-    formatted again.
-    """
+    # One that was being formatted when the machine died is formatted again.
     arguments = ["format", "-t", cluster_id, "-c", "server.properties"]
     process = _spawn(directory, *java, "kafka.tools.StorageTool", *arguments)
     try:
@@ -143,7 +128,6 @@ def _format(directory: Path, java: list[str], cluster_id: str, deadline: float) 
 
 
 def _spawn(directory: Path, *command: str) -> psutil.Popen:
-    """Start a detached process in the directory that writes to the broker's log."""
     environment = {name: value for name, value in os.environ.items() if name in INHERITED}
     if sys.platform == "linux":
         environment["LC_ALL"] = "C.UTF-8"  # the JVM finds files of any name under it
@@ -161,10 +145,7 @@ def _spawn(directory: Path, *command: str) -> psutil.Popen:
 
 
 def java_of_broker() -> list[str]:
-    """Return the command that runs a class of the broker's jars.
-
-    Raises BrokerError where there is no Java, ArtifactsError where the jars cannot be had.
-    """
+    """Return how to run a class of the broker's jars. Raises BrokerError or ArtifactsError."""
     java = java_command()
     if java is None:
         raise BrokerError(
@@ -184,9 +165,6 @@ def await_answer(
     options = {} if ports.admin_port is None else securing.admin_options(directory)
 
     def ready() -> bool:
-        """Return True where the broker that was started answers. Raises BrokerError where its
-        process has ended.
-        """
         if not alive(process):
             raise _early_death(directory)
         return _answering_cluster(port, options) == cluster_id
@@ -199,16 +177,13 @@ def await_answer(
 
 
 def _answering_cluster(port: int, options: Mapping[str, str]) -> str | None:
-    """Return the id of the cluster that answers on the port now, if one does."""
     try:
         socket.create_connection((HOST, port), timeout=1).close()
     except OSError:
         return None
-    # While the broker is still coming up, librdkafka's log is of no interest: it goes to a queue
-    # that nobody reads.
-    admin = AdminClient(
-        {"bootstrap.servers": f"{HOST}:{port}", **options, "log_level": 0, "log.queue": True}
-    )
+    # While the broker comes up, librdkafka's log is of no interest: nobody reads its queue.
+    quiet = {"log_level": 0, "log.queue": True}
+    admin = AdminClient({"bootstrap.servers": f"{HOST}:{port}", **options, **quiet})
     try:
         metadata = admin.list_topics(timeout=1)
     except KafkaException:
@@ -217,9 +192,7 @@ def _answering_cluster(port: int, options: Mapping[str, str]) -> str | None:
 
 
 def _early_death(directory: Path) -> BrokerError:
-    """Return an error of one sentence, with the root cause that the log gives for the end of what
-    was launched last.
-    """
+    # With the root cause that the log gives for the end of what was launched last.
     log = directory / "broker.log"
     words = log.read_bytes().rpartition(_LAUNCHED)[2].decode("utf-8", "replace")
     lines = [line.strip() for line in words.splitlines() if line.strip()]

@@ -15,10 +15,11 @@ _SKEW = timedelta(hours=1)
 """Largest delay of a machine's clock with which a new certificate is valid there."""
 
 
+_PEM = serialization.Encoding.PEM
+
+
 class Authority:
-    """An authority that signs certificates for this machine; whoever trusts `certificate` (PEM)
-    trusts them.
-    """
+    """An authority that signs certificates for this machine; a client trusts its `certificate`."""
 
     def __init__(self, name: str) -> None:
         self._name = _named(name)
@@ -29,10 +30,9 @@ class Authority:
         self.certificate = _pem(own.sign(self._key, hashes.SHA256()))
 
     def signed(self, name: str, valid_for: timedelta = VALID_FOR) -> bytes:
-        """Return a new private key and a certificate of that common name for 127.0.0.1 and
-        localhost, together as PEM.
+        """Return a new key and a certificate of this machine as PEM, valid since an hour ago.
 
-        It is valid since an hour ago; with a negative `valid_for`, it has expired.
+        With a negative `valid_for`, it has expired.
         """
         now = datetime.now(timezone.utc)
         key = _new_key()
@@ -40,12 +40,8 @@ class Authority:
         since = now - _SKEW + min(valid_for, timedelta(0))
         signed = _builder(_named(name), self._name, key, since, now + valid_for)
         signed = signed.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        secret = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        return secret + _pem(signed.sign(self._key, hashes.SHA256()))
+        form = (_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        return key.private_bytes(*form) + _pem(signed.sign(self._key, hashes.SHA256()))
 
 
 def _named(name: str) -> x509.Name:
@@ -59,11 +55,9 @@ def _new_key() -> rsa.RSAPrivateKey:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey, since: datetime, until: datetime
 ) -> x509.CertificateBuilder:
-    unsigned = x509.CertificateBuilder(
-        issuer, subject, key.public_key(), x509.random_serial_number()
-    )
-    return unsigned.not_valid_before(since).not_valid_after(until)
+    number = x509.random_serial_number()
+    return x509.CertificateBuilder(issuer, subject, key.public_key(), number, since, until)
 
 
 def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
+    return certificate.public_bytes(_PEM)

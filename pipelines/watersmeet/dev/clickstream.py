@@ -1,6 +1,4 @@
-"""The demo's input: shop sessions as two topics, in event-time order, with the heartbeats that a
-live system would send.
-"""
+"""The demo's input: shop sessions as two topics, in event-time order, with heartbeats."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from watersmeet.settings import KafkaSettings
 SESSIONS = Path(__file__).with_name("otto") / "sessions.jsonl"
 PARTITIONS = 2
 HEARTBEAT_EVERY_MS = 3_600_000
-"""Interval at which each topic says how late it is: orders are rare, and without a word of theirs
-the clock would stand still.
-"""
+"""Interval of each topic's heartbeats: without them, rare orders would stop the clock."""
 
 TOPICS = ("tracking", "orders")
 _TYPES = {
@@ -39,10 +35,7 @@ class Event(NamedTuple):
 
 
 def events() -> list[Event]:
-    """Return all records in order of event time.
-
-    The last heartbeats carry the time of the newest event, so that it stays open.
-    """
+    """Return all records by event time; the last heartbeats leave the newest event open."""
     records = []
     for line in map(json.loads, SESSIONS.read_text().splitlines()):
         for event in line["events"]:

@@ -1,31 +1,27 @@
-"""The demo: it runs the layers and shows what went in, what they made of it, what came out, and
-what to try next.
-"""
+"""The demo: it runs the layers and shows what went in, what came out, and what to try next."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections import Counter
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from watersmeet.audit.show import check_view, status_view, utc
-from watersmeet.audit.status import status
+from watersmeet.ask.answers import quoted, rows
+from watersmeet.ask.status import status
+from watersmeet.audit.show import check_view, status_view
 from watersmeet.core.sequence import SEQ
+from watersmeet.core.times import epoch_ms, utc
 from watersmeet.dev import broker, clickstream
 from watersmeet.dev.init import write_example
 from watersmeet.engine import Engine
 from watersmeet.errors import BrokerError, ConfigurationError, MissingPackageError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
-from watersmeet.lake import tables
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.monitoring.observability import reporting
 from watersmeet.output import print_text, print_view
@@ -36,14 +32,22 @@ from watersmeet.running.owner import now_ms
 from watersmeet.settings import Settings, load_settings
 
 _MARK = "# The demo's configuration"
+_OF_BRONZE = (
+    "SELECT count(*) AS n, sum(CASE WHEN heartbeat THEN 1 ELSE 0 END) AS heartbeats, "
+    "sum(CASE WHEN reason IS NULL THEN 0 ELSE 1 END) AS refused FROM bronze_{}"
+)
+# The finished records that have parts of both sources, those with most orders first.
+_WITH_ORDERS = (
+    "SELECT merge_key, event_time, last_event_time, tracking, orders FROM merged "
+    "WHERE status = 'timed_out' AND cardinality(tracking) > 0 AND cardinality(orders) > 0 "
+    "ORDER BY cardinality(orders) DESC, event_time, merge_key LIMIT 3"
+)
 
 
 def run_demo(directory: Path, engine: str) -> None:
-    """Run the demo; leave the lake, its configuration and the broker's data in `directory`, and no
-    process behind.
+    """Run the demo; leave its lake and data in `directory`, anew, and no process behind.
 
-    A folder that an earlier demo left is made anew. Raises ConfigurationError where the folder
-    holds something else.
+    Raises ConfigurationError where the folder holds something else than an earlier demo.
     """
     _make_room(directory)
     try:
@@ -62,7 +66,7 @@ def run_demo(directory: Path, engine: str) -> None:
         key = _show(settings, this_run.engine, produced)
     finally:
         broker.stop(directory / "broker")
-    _show_next_steps(directory, configuration, key, _READ[engine])
+    _show_next_steps(directory, configuration, key)
 
 
 def _make_room(directory: Path) -> None:
@@ -85,14 +89,13 @@ def _write_configuration(directory: Path, bootstrap_servers: str, engine: str) -
 
 
 def _show(settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
-    """Show what came out; return the key of a merge record that is worth a closer look."""
     reader = engine.reader
     topic = settings.publish.topic
     messages = _messages(settings)
     _headline("Where the records went")
     print_view(_outcomes(reader, settings, produced))
     _headline("Merge records: a session's clicks beside its order (from silver)")
-    examples = _with_orders(reader)
+    examples = rows(reader, _WITH_ORDERS)
     for row in examples:
         print_view(Group(*_visit(row), ""))
     _headline(f"Published: the topic `{topic}` as a consumer reads it ({len(messages)} messages)")
@@ -108,17 +111,12 @@ def _show(settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
 
 
 def _messages(settings: Settings) -> list[dict[str, Any]]:
-    """Return every committed message of the sink, by partition, in order, with its
-    headers by name.
-    """
     topic = settings.publish.topic
     bounds = Cluster(settings.kafka).settled_bounds(topic, clickstream.PARTITIONS)
     messages = []
     for partition, offsets in sorted(bounds.items()):
         for batch in read_range(settings.kafka, Range(topic, partition, *offsets)):
             messages += batch.to_pylist()
-    for message in messages:
-        message["headers"] = {header["key"]: header["value"] for header in message["headers"]}
     return messages
 
 
@@ -127,45 +125,26 @@ def _headline(text: str) -> None:
 
 
 def _outcomes(reader: TableReader, settings: Settings, produced: dict[str, int]) -> Table:
-    """Return a table of counts in which every record of a topic has exactly one outcome."""
+    # Every record of a topic has exactly one outcome.
     table = Table("topic", box=None, header_style="dim")
     for name in ("in Kafka", "in bronze", "merged", "late", "quarantined", "heartbeats", "waiting"):
         table.add_column(name, justify="right")
-    merged_rows = reader.select(tables.MERGED, list(settings.sources))
-    late = _counts(reader, tables.LATE, "source")
-    quarantined = _counts(reader, tables.QUARANTINE, "source")
     for name, source in settings.sources.items():
-        bronze = _counts(reader, tables.bronze(name), "heartbeat")
-        merged = pc.sum(pc.list_value_length(merged_rows[name])).as_py() or 0
-        waiting = bronze[False] - merged - late[name] - quarantined[name]
-        outcomes = (merged, late[name], quarantined[name], bronze[True], waiting)
+        [bronze] = rows(reader, _OF_BRONZE.format(name))
+        [merged] = rows(reader, f"SELECT sum(cardinality({quoted(name)})) AS n FROM merged")
+        [late] = rows(reader, f"SELECT count(*) AS n FROM late WHERE source = '{name}'")
+        outcomes = (merged["n"] or 0, late["n"], bronze["refused"], bronze["heartbeats"])
         in_kafka = sum(produced[topic] for topic in source.topics)
-        counts = (in_kafka, bronze.total(), *outcomes)
+        counts = (in_kafka, bronze["n"], *outcomes, bronze["n"] - sum(outcomes))
         table.add_row(", ".join(source.topics), *[f"{count:,}" for count in counts])
     return table
-
-
-def _counts(reader: TableReader, table: str, by: str) -> Counter[Any]:
-    rows = reader.summary(table, [by], {"records": ("count", "*")})
-    return Counter(dict(zip(rows[by].to_pylist(), rows["records"].to_pylist(), strict=True)))
-
-
-def _with_orders(reader: TableReader) -> list[dict[str, Any]]:
-    """Return a few finished records that have parts of both sources, the ones with most orders
-    first.
-    """
-    columns = ["merge_key", "event_time", "last_event_time", "tracking", "orders"]
-    rows = reader.select(tables.SILVER, columns, [[("status", "=", "timed_out")]]).to_pylist()
-    complete = [row for row in rows if row["orders"] and row["tracking"]]
-    complete.sort(key=lambda row: (-len(row["orders"]), row["event_time"], row["merge_key"]))
-    return complete[:3]
 
 
 def _visit(row: dict[str, Any]) -> tuple[RenderableType, ...]:
     title = f"session {row['merge_key']}, {utc(row['event_time'])} to {utc(row['last_event_time'])}"
     table = Table("event time", "tracking", "orders", box=None, header_style="dim")
     parts = sorted(
-        (_ms(part["event_time"]), column, f"{part['value']['type']} {part['value']['aid']}")
+        (epoch_ms(part["event_time"]), column, f"{part['value']['type']} {part['value']['aid']}")
         for column, source in enumerate(("tracking", "orders"))
         for part in row[source]
     )
@@ -175,47 +154,32 @@ def _visit(row: dict[str, Any]) -> tuple[RenderableType, ...]:
     return title, *before, table
 
 
-def _ms(time: datetime) -> int:
-    return round(time.timestamp() * 1000)
-
-
 def _sequence(messages: list[dict[str, Any]]) -> Table:
-    """Return a table of the first messages of each partition, and its last one."""
     table = Table("partition", "seq", "event time", "key", "value", box=None, header_style="dim")
     for partition in range(clickstream.PARTITIONS):
         in_partition = [message for message in messages if message["partition"] == partition]
         for message in [*in_partition[:4], *in_partition[-1:]]:
-            seq = message["headers"][SEQ].decode()
-            time = utc(_ms(message["kafka_timestamp"]))
+            headers = {header["key"]: header["value"] for header in message["headers"]}
+            seq = headers[SEQ].decode()
+            time = utc(epoch_ms(message["kafka_timestamp"]))
             value = message["value"].decode()
             shown = f"{value[:60]}..." if sys.stdout.isatty() else value
             table.add_row(str(partition), seq, time, message["key"].decode(), Text(shown))
     return table
 
 
-_READ = {
-    "spark": "from watersmeet.engine.session import spark_session; "
-    "spark_session({{}}).read.format('delta').load('{0}')"
-    ".where('status = \\'timed_out\\'').show()",
-    "embedded": "import deltalake, pyarrow; found = deltalake.QueryBuilder().register('silver', "
-    "deltalake.DeltaTable('{0}')); "
-    "print(pyarrow.table(found.execute("
-    "'SELECT * FROM silver WHERE status = \\'timed_out\\' LIMIT 3')))",
-}
-"""By engine, a Python program that reads silver with what the engine brings along."""
-
-
-def _show_next_steps(directory: Path, configuration: Path, key: str, read: str) -> None:
+def _show_next_steps(directory: Path, configuration: Path, key: str) -> None:
     program = Path(sys.prefix, "bin")
     if program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())
     _headline(f"The lake stays in {directory}. Six commands to try next:")
+    by_status = "SELECT status, count(*) AS records FROM merged GROUP BY status"
     for command in (
         f"{program}/watersmeet broker start --dir {directory}/broker",
         f"{program}/watersmeet status -c {configuration}",
         f"{program}/watersmeet explain {key} -c {configuration}",
+        f'{program}/watersmeet sql "{by_status}" -c {configuration}',
         f"{program}/watersmeet check --since 0 --html {directory}/quality.html -c {configuration}",
         f"{program}/watersmeet report --out {directory}/report.html -c {configuration}",
-        f'{program}/python -c "{read.format(directory / "lake" / tables.SILVER)}"',
     ):
         print_text(f"  {command}")

@@ -1,6 +1,4 @@
-"""The example to start from: a commented configuration, records to try it with, and the schemas and
-suites that it names.
-"""
+"""The example to start from: a configuration, records to try it with, its schemas and suites."""
 
 import os
 from collections.abc import Mapping
@@ -25,16 +23,12 @@ _EMBEDDED: Final = "engine: embedded                      # not the default"
 _SPARK: Final = "engine: spark                         # the default"
 """The line of the template, and the one that replaces it for Spark."""
 
+# Variables of Databricks, spark-submit and Spark Connect, of a folder and of a master. (A Python
+# package alone may be there for anything.)
 _SPARK_IS_THERE: Final = (
-    "DATABRICKS_RUNTIME_VERSION",
-    "PYSPARK_GATEWAY_PORT",
-    "SPARK_REMOTE",
-    "SPARK_HOME",
-    "MASTER",
+    *("DATABRICKS_RUNTIME_VERSION", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"),
+    *("SPARK_HOME", "MASTER"),
 )
-"""Environment variables that name a Spark: of Databricks, spark-submit, Spark Connect, a folder and
-a master. (A Python package alone may be there for anything.)
-"""
 
 
 class Choice(NamedTuple):
@@ -53,52 +47,38 @@ def choose_engine() -> Choice:
 
 
 def write_example(directory: Path, engine: str = "embedded") -> list[Path]:
-    """Write all files of the example to `directory`, or none: nothing that exists is overwritten.
+    """Write all files of the example to `directory`, or none, and return their paths.
 
-    `engine`: the one that the configuration names. Returns the paths of the files, the
-    configuration first. Raises ConfigurationError where one already exists or the folder cannot be
-    written to.
+    `engine`: the one that the configuration, which comes first, names. Raises ConfigurationError
+    where a file already exists or the folder cannot be written to.
     """
-    texts = {
-        directory / name: source.read_text(encoding="utf-8")
-        for name, source in _example_files().items()
-    }
+    texts = {directory / name: file.read_text("utf-8") for name, file in _example_files().items()}
+    configuration = directory / "watersmeet.yml"
     if engine == "spark":
-        texts[directory / "watersmeet.yml"] = texts[directory / "watersmeet.yml"].replace(
-            _EMBEDDED, _SPARK
-        )
+        texts[configuration] = texts[configuration].replace(_EMBEDDED, _SPARK)
     texts[directory / "schemas" / "merged.json"] = _schema_of_messages()
-    existing = [path for path in texts if path.exists() or path.is_symlink()]
-    if existing:
-        names = ", ".join(str(path) for path in existing)
-        raise ConfigurationError(
-            "already exists; it was kept", where=names, fix="name another folder, or move it away"
-        )
+    if existing := [str(path) for path in texts if path.exists() or path.is_symlink()]:
+        fix = "name another folder, or move it away"
+        raise ConfigurationError("already exists; it was kept", ", ".join(existing), fix)
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
-            f"cannot be written to ({error.strerror})",
-            where=directory,
-            fix="name a folder that can",
+            f"cannot be written to ({error.strerror})", directory, "name a folder that can"
         ) from error
     return list(texts)
 
 
 def init_view(facts: Mapping[str, Any]) -> str:
-    """Return what was written, for people: a line for each file, and one for the engine where the
-    environment chose it.
-    """
+    """Return a line for each file, and one for the engine where the environment chose it."""
     engine = f"engine: {facts['engine']}, since {facts['reason']}"
     return "\n".join([*facts["written"], *([engine] if facts["reason"] else [])])
 
 
 def schemas_directory() -> Path:
-    """Return the folder of the example's schemas and all suites: inside an installed package, else
-    at the top of the repository.
-    """
+    """Return the folder of schemas and suites: the package's, or the repository's."""
     packaged = PACKAGE / "_schemas"
     return packaged if packaged.is_dir() else PACKAGE.parents[1] / "schemas"
 
@@ -110,14 +90,10 @@ def _schema_of_messages() -> str:
 
 
 def _example_files() -> dict[str, Path]:
-    """Return where each file of the example comes from, by its path in the folder that it is
-    written to.
-    """
-    schemas = {f"schemas/{name}": schemas_directory() / name for name in _SCHEMAS}
-    suites = {
-        f"expectations/{name}": schemas_directory() / "expectations" / name for name in _SUITES
+    schemas = schemas_directory()
+    templates = PACKAGE / "dev" / "templates"
+    return {
+        **{name: templates / name for name in ("watersmeet.yml", "examples.jsonl")},
+        **{f"schemas/{name}": schemas / name for name in _SCHEMAS},
+        **{f"expectations/{name}": schemas / "expectations" / name for name in _SUITES},
     }
-    templates = {
-        name: PACKAGE / "dev" / "templates" / name for name in ("watersmeet.yml", "examples.jsonl")
-    }
-    return {**templates, **schemas, **suites}

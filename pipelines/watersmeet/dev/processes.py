@@ -21,8 +21,7 @@ _FREE_PORTS = range(20_000, 32_768)
 
 
 def alive(process: psutil.Process) -> bool:
-    """Return True where the process still does anything: one that only waits to be collected does
-    not.
+    """Return True unless the process has ended, also if it only waits to be collected.
 
     A child of this process that has ended is collected by the very call that says so.
     """

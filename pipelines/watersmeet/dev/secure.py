@@ -1,5 +1,4 @@
-"""The additions of a secured embedded broker: certificates, a user with a password, and that user's
-permissions.
+"""The additions of a secured embedded broker: certificates, and a user with permissions.
 
 The directory's folder `secure` holds `ca.crt` (the authority that signed all certificates),
 `broker.pem` and `admin.pem` (each a private key with its certificate), `watersmeet.password`, and
@@ -16,30 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
+from confluent_kafka import admin
 
 from watersmeet.dev.processes import HOST
 from watersmeet.kafka.permissions import Permission
+
+kafka: Any = admin  # which does not say to type checkers what it exports
 
 USER = "watersmeet"
 PASSWORD_VARIABLE = "KAFKA_PASSWORD"
 _ANSWER_S = 30.0
 _ITERATIONS = 4096
 _KINDS = {
-    "topic": ResourceType.TOPIC,
-    "group": ResourceType.GROUP,
-    "transactional id": ResourceType.TRANSACTIONAL_ID,
+    "topic": kafka.ResourceType.TOPIC,
+    "group": kafka.ResourceType.GROUP,
+    "transactional id": kafka.ResourceType.TRANSACTIONAL_ID,
 }
 
 
@@ -74,9 +64,7 @@ def prepare(directory: Path) -> None:
 
 
 def keep_private(data: Path, log: Path) -> None:
-    """Make what a broker keeps, and what it says, readable by its owner alone, whether it exists
-    already or will.
-    """
+    """Make what a broker keeps, and what it says, readable by its owner alone."""
     data.mkdir(mode=0o700, exist_ok=True)
     data.chmod(0o700)
     log.touch(mode=0o600)
@@ -84,9 +72,7 @@ def keep_private(data: Path, log: Path) -> None:
 
 
 def admin_options(directory: Path) -> dict[str, str]:
-    """Return librdkafka's options of the administrator, who may do everything, at the broker's
-    `admin_port`.
-    """
+    """Return the options of the administrator, who may do everything, at `admin_port`."""
     here = folder(directory)
     return {
         "security.protocol": "SSL",
@@ -109,13 +95,12 @@ def user_options(directory: Path, password: str = f"${{{PASSWORD_VARIABLE}}}") -
 
 def admit(directory: Path, admin_port: int, user: str, password: bytes) -> None:
     """Make a user known to the broker, or change its password."""
-    mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
-    # Named: a client that is collected cancels what it was asked.
-    admin = _admin(directory, admin_port)
     # By a request: on the command line of Kafka's storage tool the password would be in the list of
     # processes.
-    upsertion = UserScramCredentialUpsertion(user, mechanism, password)
-    _done(admin.alter_user_scram_credentials([upsertion]))
+    mechanism = kafka.ScramCredentialInfo(kafka.ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
+    upsertion = kafka.UserScramCredentialUpsertion(user, mechanism, password)
+    client = _client(directory, admin_port)  # collected, it would cancel what it was asked
+    _done(client.alter_user_scram_credentials([upsertion]))
 
 
 def admit_own_user(directory: Path, port: int, admin_port: int) -> None:
@@ -129,40 +114,33 @@ def grant(
     directory: Path, admin_port: int, allowed: Iterable[Permission], user: str = USER
 ) -> None:
     """Grant a user these permissions; what it was allowed before stays."""
-    # A permission that is needed for several reasons comes several times.
-    bindings = [_binding(AclBinding, user, permission) for permission in allowed]
-    if bindings:
-        admin = _admin(directory, admin_port)
-        _done(admin.create_acls(list(dict.fromkeys(bindings))))
+    if bindings := _bindings(kafka.AclBinding, user, allowed):
+        client = _client(directory, admin_port)
+        _done(client.create_acls(bindings))
 
 
 def revoke(
     directory: Path, admin_port: int, no_longer: Iterable[Permission], user: str = USER
 ) -> None:
     """Take these permissions from a user."""
-    admin = _admin(directory, admin_port)
-    filters = [_binding(AclBindingFilter, user, permission) for permission in no_longer]
-    _done(admin.delete_acls(list(dict.fromkeys(filters))))
+    client = _client(directory, admin_port)
+    _done(client.delete_acls(_bindings(kafka.AclBindingFilter, user, no_longer)))
 
 
-def _binding(kind: Any, user: str, permission: Permission) -> Any:
-    operation = AclOperation[permission.operation]
-    resource = _KINDS[permission.kind]
-    return kind(
-        resource,
-        permission.name,
-        ResourcePatternType.LITERAL,
-        f"User:{user}",
-        "*",
-        operation,
-        AclPermissionType.ALLOW,
-    )
+def _bindings(kind: Any, user: str, permissions: Iterable[Permission]) -> list[Any]:
+    # A permission that is needed for several reasons comes several times.
+    literal, allow = kafka.ResourcePatternType.LITERAL, kafka.AclPermissionType.ALLOW
+    bindings = []
+    for permission in permissions:
+        resource = (_KINDS[permission.kind], permission.name, literal)
+        operation = kafka.AclOperation[permission.operation]
+        bindings.append(kind(*resource, f"User:{user}", "*", operation, allow))
+    return list(dict.fromkeys(bindings))
 
 
-def _admin(directory: Path, admin_port: int) -> AdminClient:
-    return AdminClient(
-        {"bootstrap.servers": f"{HOST}:{admin_port}", **admin_options(directory), "log_level": 0}
-    )
+def _client(directory: Path, admin_port: int) -> admin.AdminClient:
+    servers = {"bootstrap.servers": f"{HOST}:{admin_port}"}
+    return admin.AdminClient({**servers, **admin_options(directory), "log_level": 0})
 
 
 def _done(futures: dict[Any, Any]) -> None:
@@ -171,7 +149,6 @@ def _done(futures: dict[Any, Any]) -> None:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
     draft = file.with_name(f"{file.name}.new")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:

@@ -22,12 +22,10 @@ _SENT_WITHIN_S: Final = 60.0
 
 
 def send_file(settings: Settings, file: Path, directory: Path) -> dict[str, Any]:
-    """Send the records of a file to the embedded broker of a directory, and create the topics of
-    sources that it lacks.
+    """Send the records of a file to a directory's broker, and create missing topics of sources.
 
-    Topics are those of the configuration. A record without a timestamp gets that of now. Nothing is
-    sent unless every line can be. Raises ConfigurationError, which names the line, BrokerError
-    where the broker does not run, and what Kafka answers.
+    A record without a timestamp gets that of now. Nothing is sent unless every line can be: raises
+    ConfigurationError, which names the line, BrokerError, and what Kafka answers.
     """
     for name, source in settings.sources.items():
         if source.registry is not None or source.repartition is not None:
@@ -61,11 +59,7 @@ def send_view(facts: Mapping[str, Any]) -> str:
 def _create_topics(
     cluster: Cluster, topics: Iterable[str], records: Iterable[tuple[str, SentRecord]]
 ) -> list[str]:
-    """Create the topics that do not exist, with as many partitions as those that do; return their
-    names.
-
-    Where there is none yet, they have as many as the records need.
-    """
+    # They have as many partitions as the others, or else as the records need.
     counts = cluster.partition_counts(topics)
     needed = max((record.partition + 1 for _, record in records), default=1)
     missing = [topic for topic in dict.fromkeys(topics) if topic not in counts]

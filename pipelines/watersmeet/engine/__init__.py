@@ -1,9 +1,9 @@
 """The engine that runs the layers: it reads and writes tables, calls pure functions on rows, and
 follows Kafka and tables.
 
-A layer is written once, against `Engine`. Which engine serves it decides only where its rows are
-while they are worked on. `Rows` is the engine's own form of rows (for Spark a DataFrame): a layer
-hands it from one call to the next and never looks inside.
+A layer is written once, against `Engine`; which engine serves it decides only where its rows are.
+`Rows` is the engine's own form of them (for Spark a DataFrame): a layer hands it from one call to
+the next and never looks inside.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from watersmeet.core.columns import Int64s
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import ReadingRules, read_records
-from watersmeet.kafka.ends import Topics
+from watersmeet.kafka.cluster import Topics
 from watersmeet.kafka.reading import Range
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.erased import without_erased
@@ -35,17 +35,14 @@ Function: TypeAlias = Callable[..., pa.Table]
 """A pure function that takes one Arrow table for each input."""
 
 InChunks: TypeAlias = Callable[..., Iterator[tuple[pa.Table, pa.Table]]]
-"""A pure function of rows that come in pieces, and of one Arrow table for each input. It yields
-each piece together with the changes in it.
-"""
+"""A function of rows in pieces, and of Arrow tables: yields each piece, and its changes."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows of a table that meet the conditions, with these columns, as `Engine.read` has them.
+    """The rows of a table (or of a `version`) that meet the conditions, as `Engine.read` has them.
 
-    Whoever computes with the rows reads them: with Spark, that is a Python worker. `version`: that
-    of the table; None for the last one.
+    Whoever computes with the rows reads them: with Spark, that is a Python worker.
     """
 
     table: str
@@ -57,8 +54,7 @@ class Selection:
     def of_partitions(self, partitions: Sequence[int]) -> Selection:
         """Return the selection of those of the rows that are in some Kafka partitions."""
         return replace(
-            self,
-            where=[[*term, ("partition", "in", partitions)] for term in self.where or [[]]],
+            self, where=[[*term, ("partition", "in", partitions)] for term in self.where or [[]]]
         )
 
 
@@ -70,8 +66,8 @@ Input: TypeAlias = "Selection | pa.Table"
 class SilverRows:
     """The rows of silver that have one of these statuses; their records have `size` bytes.
 
-    `changing`: where it is given, a condition for the rows that may change. Their records have
-    `changing_bytes`; `has_changing` is False where there is no such row.
+    `changing`: a condition for the rows that may change, whose records have `changing_bytes`, if
+    there is one; `has_changing`: False where there is no such row.
     """
 
     statuses: Sequence[str]
@@ -98,16 +94,17 @@ class SilverRows:
 
 @dataclass(frozen=True)
 class KafkaInput:
-    """One input (`core.inputs`) as it is read from Kafka: the committed records of a topic, which
-    `rules` turn into bronze's columns.
+    """One input (`core.inputs`) as it is read from Kafka: a topic's records, in bronze's columns.
 
-    `erased`: offsets by partition whose records are read as `forget` leaves them.
+    - `erased`: offsets by partition whose records are read as `forget` leaves them.
+    - `leader_epochs`: by partition, the last leader's term whose records are read (`Range`).
     """
 
     input: InputId
     kafka: KafkaSettings
     rules: ReadingRules
     erased: Mapping[int, Int64s] = field(default_factory=dict)
+    leader_epochs: Mapping[int, int] = field(default_factory=dict)
 
     def decode(self, batch: pa.RecordBatch) -> pa.Table:
         """Return records with the columns of `core.reading.KAFKA` in bronze's columns."""
@@ -116,8 +113,10 @@ class KafkaInput:
 
     def offset_ranges(self, ranges: Mapping[int, tuple[int, int]]) -> list[Range]:
         """Return offset ranges `[from, until)` by partition as those of the topic."""
-        topic = self.input.topic
-        return [Range(topic, p, since, until) for p, (since, until) in sorted(ranges.items())]
+        return [
+            Range(self.input.topic, p, *offsets, self.leader_epochs.get(p))
+            for p, offsets in sorted(ranges.items())
+        ]
 
     @property
     def identifier(self) -> str:
@@ -128,10 +127,7 @@ class KafkaInput:
 
 @dataclass(frozen=True)
 class Summary:
-    """A question about rows: aggregates of the rows with equal values in the columns `by`.
-
-    `values`: as in `TableReader.summary`.
-    """
+    """Aggregates (`values` as in `TableReader.summary`) of rows with equal values in `by`."""
 
     by: Sequence[str]
     values: Mapping[str, tuple[str, str]]
@@ -141,10 +137,8 @@ class Summary:
 class Taken:
     """Records that were read from Kafka, and that no table has yet.
 
-    - `rows`: the records for `Engine.append`, once, while `Engine.taken` provides them.
-    - `groups`: the answer to a summary of them. A group may have several rows, each of some of its
-      records.
-    - `reached`: by partition, the offset where they end.
+    `rows`: for `Engine.append`, once, while `Engine.taken` provides them. `groups`: the answer to a
+    summary; a group may have several rows. `reached`: by partition, the offset where they end.
     """
 
     rows: Rows
@@ -157,9 +151,7 @@ class Following(Protocol):
 
     @property
     def keys(self) -> Collection[str] | None:
-        """The merge keys whose finished rows they follow from, beside the late rows; None where
-        they follow from none.
-        """
+        """The keys whose finished rows they follow from beside the late rows; None for no rows."""
 
     def see(self, rows: pa.Table) -> None:
         """Take rows that are written: all late ones before any finished ones."""
@@ -186,25 +178,18 @@ class Running(Protocol):
 class Engine(Protocol):
     """An engine, which reads, transforms and writes the tables of one lake.
 
-    A write with a `Commit` is one Delta commit that carries its transaction version and metadata.
-    Where the table has already seen this version of the application, or a later one, nothing is
-    written and nothing is raised. So a repeated write happens once, and a write of a fenced owner
-    never.
+    A write with a `Commit` is one Delta commit with its transaction version and metadata. Where the
+    table has seen this version of the application, or a later one, nothing is written and nothing
+    is raised: a repeated write happens once, and a write of a fenced owner never.
     """
 
     lake: Lake
     compact_every: int
-    """Number of commits of a layer after which its tables are compacted: each commit makes a few
-    small files, and the next read opens most of them.
-    """
+    """Number of commits of a layer after which its tables are compacted."""
     merge_bytes: int
-    """Number of bytes of records, as they are in memory, in a batch of silver. The merge holds them
-    several times.
-    """
+    """Bytes of records, in memory, in a batch of silver; the merge holds them several times."""
     few_bytes: int
-    """Number of bytes of records up to which reading all open rows takes no longer than finding out
-    which of them a batch may change.
-    """
+    """Bytes of open records up to which reading all is as quick as choosing those to change."""
 
     @property
     def reader(self) -> TableReader:
@@ -219,36 +204,30 @@ class Engine(Protocol):
         constants: Mapping[str, str] | None = None,
         version: int | None = None,
     ) -> Rows:
-        """Return rows of a table, or of one of its versions, with these columns.
-
-        `constants`: further columns, each with one text in all rows.
+        """Return rows of a table, or of one of its versions, with these columns, and constant
+        texts.
         """
 
     def read_kafka(
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
     ) -> tuple[Rows, dict[int, int]]:
         """Return the records of offset ranges `[from, until)` by partition, in bronze's columns,
-        and by partition the offset where they end.
-
-        That is before the end of a range where the records are too large for memory.
+        and by partition the offset where they end: earlier where they are too large for memory.
         """
 
     def taken(
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]], summary: Summary
     ) -> AbstractContextManager[Taken]:
-        """Read what `read_kafka` reads, once, and provide it to be appended to the bronze table of
-        its source, with a summary of it.
+        """Read what `read_kafka` reads, once, and provide it for its bronze table, with a summary.
 
-        The aggregates of the summary are whole numbers. Until the append, the table has nothing of
-        the records.
+        The aggregates are whole numbers. Until the append, the table has nothing of the records.
         """
 
     def rows(self, table: pa.Table) -> Rows:
         """Return a small Arrow table in the engine's own form of rows."""
 
     def per_partition(self, function: Function, inputs: Sequence[Rows], schema: pa.Schema) -> Rows:
-        """Return the result of a pure function, called with all rows of some Kafka partitions at a
-        time.
+        """Return the result of a pure function, called with all rows of some partitions at a time.
 
         Every input has the integer column `partition`. The function gets an Arrow table for each
         input, and returns one with the columns of `schema`.
@@ -263,15 +242,10 @@ class Engine(Protocol):
         *,
         size: int | None = None,
     ) -> Rows | pa.Table:
-        """Return the result of a pure function of rows of the lake's tables: it is called with all
-        rows of some of these Kafka partitions at a time, where they are read.
+        """Return the result of a pure function of rows of tables, called as by `per_partition`.
 
-        `size`: the number of bytes of the records of the rows, where it is known. Where that is
-        small, the result is in this process.
-
-        Every input has the integer column `partition`, and rows of no other than these
-        `partitions`. The function gets an Arrow table for each input, and returns one with the
-        columns of `schema`.
+        It is called where the rows, of these `partitions` alone, are read. `size`: the bytes of
+        their records, where it is known; where it is small, the result is in this process.
         """
 
     def cached(self, rows: Rows) -> AbstractContextManager[Rows]:
@@ -280,8 +254,7 @@ class Engine(Protocol):
     def summary(
         self, rows: Rows, by: Sequence[str], values: Mapping[str, tuple[str, str]]
     ) -> pa.Table:
-        """Return rows grouped `by` columns, with aggregates; `values` as in
-        `TableReader.summary`."""
+        """Return rows grouped `by` columns, with aggregates as in `TableReader.summary`."""
 
     def collect(self, rows: Rows) -> pa.Table:
         """Return rows, no more than memory holds, as an Arrow table in this process."""
@@ -290,8 +263,7 @@ class Engine(Protocol):
         """Create the table, unless it exists; one that exists is left as it is."""
 
     def evolve_schema(self, table: Table) -> None:
-        """Add to the table, which exists, every column and every field of a struct that it lacks
-        and its layout has.
+        """Add to the table, which exists, every column and field that its layout has and it lacks.
 
         No column is lost, and new ones are null in the rows that are there.
         """
@@ -306,9 +278,7 @@ class Engine(Protocol):
         commit: Commit | None = None,
         following: Following | None = None,
     ) -> None:
-        """Append rows, and what follows from them, in one commit; where there are no rows, make the
-        commit all the same.
-        """
+        """Append rows, and what follows from them, in one commit, also where there are none."""
 
     def merge(
         self,
@@ -320,16 +290,14 @@ class Engine(Protocol):
         large: SilverRows | None = None,
         following: Following | None = None,
     ) -> None:
-        """Replace or insert each of `rows`, and insert what follows from them, in one commit; once
-        per commit.
+        """Replace or insert each of `rows`, and insert what follows from them, in one commit, once.
 
         `rows` have silver's columns, and `replaces`: the event time of the row with the same
         partition, tenant and merge_key whose place a row takes, null for a new one. A row with a
-        null status deletes all rows that it matches: that at `replaces`, and those of its key that
-        wait, up to the position `delete_up_to`. `only_open`: of the rows that do not wait, only
-        open ones are replaced or deleted; else every row of the key with the event time `replaces`,
-        but messages that were read back (`out`). `large`: given where the rows among which those
-        are do not fit into memory.
+        null status deletes the row at `replaces`, and those of its key that wait, up to the
+        position `delete_up_to`. `only_open`: of the rows that do not wait, only open ones are
+        replaced or deleted; else every row of the key at `replaces`, but messages that were read
+        back (`out`). `large`: the rows among which those are, where they do not fit into memory.
         """
 
     def merge_in_chunks(
@@ -341,12 +309,11 @@ class Engine(Protocol):
         commit: Commit,
         following: Following,
     ) -> bool:
-        """Merge the changes that `function` makes to rows of silver as `merge` does, with what
-        follows from them: in one commit, once per commit.
+        """Merge what `function` changes in rows of silver, and what follows, as `merge`, in pieces.
 
-        Memory holds a piece of the rows at a time, and all rows of a key are in one piece. The
-        changes have the columns of `schema`. Return False, and change nothing, where the engine
-        cannot do so: then use `merge`.
+        Memory holds a piece of the rows at a time, which has all rows of its keys. The changes have
+        the columns of `schema`. Return False, and change nothing, where the engine cannot do so:
+        then use `merge`.
         """
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
@@ -355,9 +322,7 @@ class Engine(Protocol):
     def update(
         self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
     ) -> None:
-        """Give columns of the rows that meet the conditions these values, in one commit; once per
-        commit.
-        """
+        """Give columns of the rows that meet the conditions these values, in one commit, once."""
 
     def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> Running:
         """Call `work` once soon, and again whenever Kafka has more in one of the topics."""
@@ -371,21 +336,16 @@ class Engine(Protocol):
         """
 
     def compact(self, table: str, file_bytes: int) -> None:
-        """Rewrite smaller files into few of up to about `file_bytes`; no row changes.
-
-        Where another writer was quicker, this is left for the next time.
-        """
+        """Rewrite small files into few of about `file_bytes`, unless another writer is quicker."""
 
     def purge(self, table: str) -> None:
         """Rewrite the files that hold rows which deletion vectors mark as deleted; no row changes.
 
-        Afterwards only older versions have files with such rows. Raises the error of a conflict
-        where another writer was quicker.
+        Raises the error of a conflict where another writer was quicker.
         """
 
     def vacuum(self, table: str) -> int:
-        """Remove the files that no version within the retention uses, and return how many there
-        were.
+        """Remove the files that no version within the retention uses; return how many there were.
 
         These are data and change files, also those that no commit names, once they are as old.
         """
@@ -395,8 +355,8 @@ class Engine(Protocol):
 
 
 def replaced_row(*, only_open: bool) -> str:
-    """Return the MERGE condition, in SQL of every engine: true where one of the rows of
-    `Engine.merge` (`changed`) takes the place of a row of silver (`kept`), or deletes it.
+    """Return the MERGE condition, in SQL of every engine: that a row of `Engine.merge` (`changed`)
+    takes the place of a row of silver (`kept`), or deletes it.
     """
     columns = ("partition", "tenant", "merge_key")
     its_key = " AND ".join(f"kept.{name} = changed.{name}" for name in columns)

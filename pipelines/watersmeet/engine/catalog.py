@@ -34,10 +34,8 @@ def check_catalog(spark: SparkSession, lake: Lake) -> None:
         raise ConfigurationError(
             "Spark's own catalog forgets its tables with the session",
             where="lake.catalog",
-            fix=(
-                "set spark.sql.catalogImplementation to hive, with a metastore that stays, or "
-                "name another catalog"
-            ),
+            fix="set spark.sql.catalogImplementation to hive, with a metastore that stays, or "
+            "name another catalog",
         )
     engine = SparkEngine(spark, lake)
     like_silver = replace(lake.layout[tables.SILVER], name=name)

@@ -1,6 +1,4 @@
-"""Checks of a Spark session and its executors before anything starts; what is missing is reported
-in one sentence.
-"""
+"""Checks of a Spark session and its executors, before anything starts."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from pyspark.sql import Row, SparkSession, is_remote
 from pyspark.sql import functions as F
 
 import watersmeet
-from watersmeet.core.types import columns_ddl
+from watersmeet.core.types import columns_ddl, schema_of
 from watersmeet.errors import ConfigurationError, WatersmeetError, root_cause
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, has_store, scheme_of
@@ -41,9 +39,7 @@ _WITHOUT_DELTA: Final = frozenset(
 
 
 def check_session(spark: SparkSession) -> None:
-    """Raise ConfigurationError where Spark is too old, differs from the driver's pyspark, or lacks
-    Delta Lake.
-    """
+    """Raise ConfigurationError for an old or another Spark than pyspark's, or no Delta Lake."""
     check_versions(spark.version, pyspark.__version__)
     try:
         spark.sql(f"DESCRIBE DETAIL delta.`file:/nowhere-{uuid.uuid4()}`")
@@ -54,19 +50,15 @@ def check_session(spark: SparkSession) -> None:
     if not has_delta:
         raise ConfigurationError(
             "this Spark session has no Delta Lake",
-            fix=(
-                "start it with Delta's jar, "
-                "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
-                "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
-            ),
+            fix="start it with Delta's jar, "
+            "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+            "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
         )
     _check_delta_package()
 
 
 def check_versions(spark: str, driver: str) -> None:
-    """Raise ConfigurationError where a Spark of this version is too old, or differs from the
-    driver's pyspark.
-    """
+    """Raise ConfigurationError where Spark is too old, or differs from the driver's pyspark."""
     oldest = ".".join(map(str, OLDEST))
     if _release(spark) < OLDEST:
         raise ConfigurationError(
@@ -85,23 +77,20 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _check_delta_package() -> None:
-    """Import Delta's package, which gives Delta's conflicts error classes of their own
-    (`lake.conflicts`).
-    """
+    # It gives Delta's conflicts error classes of their own (`lake.commits`).
     try:
         importlib.import_module("delta.connect" if is_remote() else "delta.exceptions")
     except ImportError as error:
         raise ConfigurationError(
             f'the driver\'s Python lacks Delta Lake ({error}): `pip install "watersmeet[spark]"` '
-            "brings it, or start Spark with "
-            "--packages"
+            "brings it, or start Spark with --packages"
         ) from None
 
 
 def number_of_tasks(spark: SparkSession) -> int:
-    """Return the number of tasks among which the layers divide Kafka's partitions:
-    `spark.sql.shuffle.partitions`, or the number of the cluster's cores where that is no number
-    (`auto`, on Databricks).
+    """Return among how many tasks Kafka's partitions are divided.
+
+    That is `spark.sql.shuffle.partitions`, or the number of cores where that is `auto`.
     """
     setting = spark.conf.get("spark.sql.shuffle.partitions") or ""
     if setting.isdecimal():
@@ -111,37 +100,27 @@ def number_of_tasks(spark: SparkSession) -> int:
 
 
 def check_executors(spark: SparkSession, lake: Lake) -> None:
-    """Raise ConfigurationError where Spark's executors cannot run the layers' tasks, do not see a
-    lake that is a folder (what they write would be lost), or cannot read, make and delete files in
-    the lake.
-    """
+    """Raise ConfigurationError where executors cannot run tasks, or use the lake's files."""
     if not (spark.conf.get("spark.master", None) or "").startswith("local") or is_remote():
         _check_answers(lake, ask_executors(spark, lake))
 
 
 def ask_executors(spark: SparkSession, lake: Lake) -> list[Row]:
-    """Have as many tasks as there will be look around where they run, and return their answers:
+    """Return what tasks see where they run. Raises ConfigurationError where they cannot.
 
-    - `version`: that of Watersmeet there;
-    - `sees`: False where the lake is a folder, and not the driver's;
-    - `problem`: why they cannot work with the lake's files, or null.
-
-    Raises ConfigurationError where they cannot run.
+    `version`: that of Watersmeet; `sees`: False where the lake is a folder, and not the driver's;
+    `problem`: why they cannot work with the lake's files, or null.
     """
     is_folder = not lake.is_catalog and scheme_of(lake.location) is None
     marker = f"{lake.location}/_seen-{uuid.uuid4()}" if is_folder else None
     files = Files(lake.storage)
     if marker is not None:
         files.write_text(marker, "")
-    schema = pa.schema([("version", pa.string()), ("sees", pa.bool_()), ("problem", pa.string())])
+    schema = schema_of("version string, sees boolean, problem string")
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run on an executor: yield the answer for each batch."""
         # With all that they import.
-        for name in (
-            "watersmeet.kafka.reading",
-            "watersmeet.engine.spark",
-        ):
+        for name in ("watersmeet.kafka.reading", "watersmeet.engine.spark"):
             importlib.import_module(name)
         version = importlib.import_module("watersmeet").__version__
         sees = marker is None or Files({}).exists(marker)
@@ -161,10 +140,9 @@ def ask_executors(spark: SparkSession, lake: Lake) -> list[Row]:
 
 
 def problem_of_files(lake: Lake, marker: str | None = None) -> str | None:
-    """Return why files cannot be listed, read, made and deleted in a lake from here; None where
-    they can, or where only Spark opens the lake.
+    """Return why files cannot be listed, read, made and deleted in a lake from here, or None.
 
-    `marker`: a file that somebody else has made there.
+    `marker`: a file that somebody else has made there. A lake that only Spark opens has no files.
     """
     if lake.is_catalog or not (scheme_of(lake.location) is None or has_store(lake.location)):
         return None
@@ -185,27 +163,22 @@ def problem_of_files(lake: Lake, marker: str | None = None) -> str | None:
 
 
 def _check_answers(lake: Lake, answers: Sequence[Row]) -> None:
-    """Raise ConfigurationError where one of the executors' answers shows that it is unfit."""
     if other := {row.version for row in answers} - {watersmeet.__version__}:
         raise _unfit(f"they have Watersmeet {', '.join(sorted(other))}")
     if not all(row.sees for row in answers):
         raise ConfigurationError(
             f"{lake.location} is a folder of this machine, and Spark's executors do not see it",
             where="lake",
-            fix=(
-                "name a folder that every worker mounts at this path, an object-store URI, or a "
-                "schema of a catalog"
-            ),
+            fix="name a folder that every worker mounts at this path, an object-store URI, or a "
+            "schema of a catalog",
         )
     if problems := {row.problem for row in answers} - {None}:
         raise ConfigurationError(
             f"Spark's executors cannot read, make and delete files in {lake.location} "
             f"({min(problems)})",
             where="lake",
-            fix=(
-                "name what opens it under `storage:`, or in the environment of every executor, and "
-                "let the user that they run as do so"
-            ),
+            fix="name what opens it under `storage:`, or in the environment of every executor, and "
+            "let the user that they run as do so",
         )
 
 
@@ -213,17 +186,13 @@ def _unfit(why: str) -> ConfigurationError:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return ConfigurationError(
         f"Spark's executors cannot run Watersmeet's tasks: {why}",
-        fix=(
-            f"give every worker Python {python} with Watersmeet {watersmeet.__version__} and its "
-            "packages (docs/spark-clusters.md)"
-        ),
+        fix=f"give every worker Python {python} with Watersmeet {watersmeet.__version__} and its "
+        "packages (docs/spark-clusters.md)",
     )
 
 
 def _cause(error: Exception) -> str:
-    """Return the sentence of a Python worker's traceback, else of the first cause that an
-    executor's JVM names, else the error's own.
-    """
+    # A Python worker's sentence, else the first cause that an executor's JVM names.
     traceback = str(error).partition("Traceback (most recent call last):")[2]
     causes = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE) or re.findall(
         r"(?:\): |Caused by: )[\w.]+: (.+)", str(error)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from watersmeet.engine import Engine
 from watersmeet.errors import missing_package
+from watersmeet.lake.choice import reader
 from watersmeet.lake.location import Lake
 from watersmeet.lake.store import check_openable
+from watersmeet.lake.table_reader import TableReader
 from watersmeet.lake.tables import Table
 from watersmeet.settings import Settings
 
@@ -18,11 +20,10 @@ if TYPE_CHECKING:
 
 
 def open_engine(settings: Settings, external_tables: Mapping[str, Lake] | None = None) -> Engine:
-    """Open the engine for the lake of a configuration; the tables in `external_tables` are another
-    lake's, which is only read.
+    """Open the engine of a configuration's lake; `external_tables` are others', and only read.
 
-    Raises MissingPackageError where Spark is needed and not installed, and WatersmeetError where
-    the engine cannot start, or cannot open the lake.
+    Raises MissingPackageError where Spark is not installed, and WatersmeetError where the engine
+    cannot start, or cannot open the lake.
     """
     lake = Lake(settings, external_tables or {})
     if settings.engine == "spark":
@@ -33,16 +34,22 @@ def open_engine(settings: Settings, external_tables: Mapping[str, Lake] | None =
     return EmbeddedEngine(lake)
 
 
-def create_tables(engine: Engine) -> None:
-    """Create every table of the lake's layout that is its own and does not exist; those that do
-    stay as they are.
+def lake_reader(settings: Settings) -> TableReader:
+    """Return the reader of a configuration's lake; only a question that needs Spark starts it."""
 
-    Layers that start in processes of their own may all create the tables.
-    """
+    def spark() -> Any:
+        from watersmeet.engine.session import spark_session
+
+        return spark_session(settings.spark)
+
+    return reader(Lake(settings), spark)
+
+
+def create_tables(engine: Engine) -> None:
+    """Create every table of the lake's own layout that does not exist, whoever else does so."""
     lake = engine.lake
 
     def create(table: Table) -> None:
-        """Create a table, unless another process does."""
         try:
             engine.create(table)
         except Exception:  # each catalog has its own word for a name that is taken meanwhile
@@ -76,7 +83,7 @@ def _spark_engine(lake: Lake) -> SparkEngine:
     check_executors(spark, lake)
     # Only now: an older Spark, which has been refused, lacks what these import.
     if is_remote():
-        from watersmeet.engine.connect import ConnectEngine
+        from watersmeet.engine.spark import ConnectEngine
 
         return ConnectEngine(spark, lake)
     from watersmeet.engine.spark import SparkEngine

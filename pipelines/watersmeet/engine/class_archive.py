@@ -1,7 +1,7 @@
 """Makes the archive of the classes that Spark's JVM loads (`watersmeet.jvm.class_archive`).
 
-A process of its own does with Spark and Delta Lake what a run does, and its JVM writes what it has
-loaded when it ends. `python -m watersmeet.engine.class_archive FOLDER` is that process.
+`python -m watersmeet.engine.class_archive FOLDER` does what a run does with Spark and Delta Lake;
+its JVM writes what it has loaded when it ends.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ _TIMEOUT_S = 300.0
 
 
 def make_archive() -> None:
-    """Make the archive for this machine's Java and Spark, unless it is there.
-
-    Where that fails, a warning says so: Spark then starts more slowly.
-    """
+    """Make the archive for this machine's Java and Spark, unless it is there, or warn."""
     if class_archive.name() is None or class_archive.archive() is not None:
         return
     place = class_archive.folder()
@@ -59,7 +56,6 @@ def make_archive() -> None:
 
 
 def _work(folder: str) -> None:
-    """Do with Spark and Delta Lake what a run does."""
     spark = spark_session({})
     table = f"delta.`{hadoop_path(f'{folder}/table')}`"
     columns = "partition INT, key STRING, at TIMESTAMP, parts ARRAY<STRUCT<offset: BIGINT>>"

@@ -1,7 +1,6 @@
 """The embedded engine: one process without a JVM, for a lake with a path.
 
 delta-rs reads and writes the tables, librdkafka reads Kafka, and rows are Arrow tables in memory.
-Batches are bounded, and so is memory.
 """
 
 from __future__ import annotations
@@ -49,41 +48,29 @@ from watersmeet.errors import LakeNotSharedError
 from watersmeet.kafka.workers import read_decoded
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader, columns_of, sql_name, sql_where, streamed
-from watersmeet.lake.commits import Commit
+from watersmeet.lake.commits import Commit, suppress_conflict
 from watersmeet.lake.conditions import literal
-from watersmeet.lake.conflicts import suppress_conflict
 from watersmeet.lake.data_file import FILES, DataFile
+from watersmeet.lake.durable import durably
 from watersmeet.lake.features import check_features_of
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.partitioned import PartitionedFiles, by_key
 from watersmeet.lake.table_errors import names_table, names_tables
-from watersmeet.lake.table_reader import (
-    VersionGoneError,
-    Where,
-    normalise,
-    row_count,
-    sizes_of,
-)
+from watersmeet.lake.table_reader import VersionGoneError, Where, normalise, row_count, sizes_of
 from watersmeet.lake.tables import CHANGE_DATA_FEED, STATISTICS_BYTES, Table
 
 BATCH_BYTES: Final = 64 * 1024 * 1024
-"""Approximate number of bytes of decoded records that are read at a time: twice as many take no
-less time.
-"""
+"""About how many bytes of records are read at a time: twice as many are no quicker."""
 
 CLEAN_UP_EVERY: Final = 50
-"""Number of commits to a table after which the files of its log that are older than the retention
-are deleted.
-"""
+"""Commits to a table after which the old files of its log are deleted."""
 
 FEW_BYTES: Final = 8 * 1024 * 1024
 """`Engine.few_bytes` where delta-rs reads."""
 
 CHUNKS: Final = 4
-"""Number of pieces for as many bytes of open rows as a batch may have: memory holds several copies
-of a piece.
-"""
+"""Pieces for as many bytes of open rows as a batch may have: memory holds several copies."""
 
 _ORDER: Final = ("partition", "event_time", "offset")
 """The columns by which rows are near one another once a table was rewritten as a whole."""
@@ -96,9 +83,7 @@ _MERGED_BYTES: Final = 128 * 1024 * 1024
 """Bytes of rows up to which delta-rs's MERGE gets them."""
 
 _DISTINCT: Final = frozenset(["offset", "key", "value", "merge_key"])
-"""Columns of bronze whose values hardly ever repeat: looking for repetitions would cost more than
-it saves.
-"""
+"""Columns of bronze whose values hardly ever repeat: no repetitions are looked for."""
 
 _LEAST_ROW_BYTES: Final = 32
 """Number of bytes that a row counts at least: a row group has at most a million rows."""
@@ -112,10 +97,7 @@ _ROWS_AT_ONCE: Final = 8_192
 
 @names_tables
 class EmbeddedEngine(Polling):
-    """`Engine` in this process.
-
-    `reader`: those of the lake, where another engine has them.
-    """
+    """`Engine` in this process; `reader`: that of the lake, where another engine has one."""
 
     reader: DeltaRsReader
     compact_every = 20
@@ -146,9 +128,7 @@ class EmbeddedEngine(Polling):
         """See `Engine.read`."""
         rows = self.reader.rows(table, columns, where, version)
         for name, value in (constants or {}).items():
-            rows = rows.append_column(
-                pa.field(name, pa.string()), pa.repeat(pa.scalar(value, pa.string()), len(rows))
-            )
+            rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(rows)))
         return rows
 
     def read_kafka(
@@ -214,6 +194,7 @@ class EmbeddedEngine(Polling):
 
     # -- writing
 
+    @durably
     def create(self, table: Table) -> None:
         """See `Engine.create`."""
         DeltaTable.create(
@@ -226,6 +207,7 @@ class EmbeddedEngine(Polling):
             raise_if_key_not_exists=False,  # for `watersmeet.layout`, a key of our own
         )
 
+    @durably
     def evolve_schema(self, table: Table) -> None:
         """See `Engine.evolve_schema`."""
         write_deltalake(
@@ -237,9 +219,7 @@ class EmbeddedEngine(Polling):
 
     def create_view(self, name: str, query: str) -> None:
         """See `Engine.create_view`. A lake with a path has no views."""
-        raise NotImplementedError(
-            f"{self.lake.location} is no catalog, and has no view {name} of {query}"
-        )
+        raise NotImplementedError(f"{self.lake.location} has no view {name} of {query}")
 
     def append(
         self,
@@ -263,26 +243,17 @@ class EmbeddedEngine(Polling):
                 return
             rows = pa.concat_tables([rows, *rest])
         rows = rows.select(schema.names).cast(schema)
-        self._commit(
-            table,
-            commit,
-            lambda delta_table, arguments: write_deltalake(
-                delta_table,
-                _with_added(delta_table, rows),
-                mode="append",
-                writer_properties=self._writer(table, _size_of(rows)),
-                **arguments,
-            ),
-        )
+        writer = self._writer(table, _size_of(rows))
+        self._commit(table, commit, lambda delta, kw: _append(delta, rows, writer, kw))
 
     def write_files(
         self, table: str, chunks: Iterable[pa.Table], prefix: str = FILES
     ) -> list[AddAction]:
-        """Write rows to new files of a table, a row group for each chunk and value of the column
-        that partitions it; return the files' entries for `append_files`.
+        """Write rows to new files of a table, and return the files' entries for `append_files`.
 
-        Memory holds a chunk at a time. The chunks have the columns of the table, and the names of
-        the files begin with `prefix`. After a failure there are none.
+        The chunks, of which memory holds one, have the columns of the table, and become a row group
+        for each value of the column that partitions it. File names begin with `prefix`. After a
+        failure there are none.
         """
         layout = self.lake.layout[table]
         if not layout.partitioned_by:
@@ -295,12 +266,7 @@ class EmbeddedEngine(Polling):
     def write_file(
         self, table: str, chunks: Iterable[pa.Table], prefix: str = FILES
     ) -> AddAction | None:
-        """Write rows to a new file of a table that is not partitioned, a row group for each chunk;
-        return the file's entry for `append_files`, or None where there is no chunk.
-
-        Memory holds a chunk at a time. The chunks have the columns of the table, and the name of
-        the file begins with `prefix`.
-        """
+        """Do the same for a table that is not partitioned; return None where there is no chunk."""
         layout = self.lake.layout[table]
         repeating = [name for name in layout.schema.names if name not in _DISTINCT]
         file: DataFile | None = None
@@ -314,20 +280,17 @@ class EmbeddedEngine(Polling):
         return file.put(self.reader.files_of(table), self.reader.path(table), name, {})
 
     def takes_files(self, table: str) -> bool:
-        """Return True where `write_files` can write files of a table: delta-rs checks no constraint
-        that others have added.
+        """Return True where `write_files` can write files of a table: delta-rs checks no
+        constraint.
         """
         properties = self.reader.properties(table)
         return not any(name.startswith("delta.constraints.") for name in properties)
 
     def append_files(self, table: str, files: Sequence[AddAction], commit: Commit | None) -> None:
-        """Make files that `write_files` has written part of a table, as `Engine.append` does with
-        rows.
-        """
+        """Make files of `write_files` part of a table, as `Engine.append` does with rows."""
         by = [*self.lake.layout[table].partitioned_by]
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
-            """Add the files in one commit with these properties."""
             delta_table.create_write_transaction(
                 [*files], "append", delta_table.schema(), by, **arguments
             )
@@ -413,12 +376,9 @@ class EmbeddedEngine(Polling):
         return True
 
     def _can_rewrite(self, table: str) -> bool:
-        """Return True where rows of a table may be written anew that did not change, except for:
-
-        - Somebody follows the changes, and would meet those rows.
-        - Others have added columns.
-        - Spark has left deletion vectors, which delta-rs does not name where it removes a file.
-        """
+        # Rows that did not change may be written anew unless somebody follows the changes, others
+        # have added columns, or Spark has left deletion vectors, which delta-rs does not name where
+        # it removes a file.
         opened = self.reader.opened(table)
         return (
             self.reader.properties(table).get(CHANGE_DATA_FEED, "false") != "true"
@@ -436,29 +396,19 @@ class EmbeddedEngine(Polling):
         merged: Callable[[Iterator[pa.Table]], Iterator[pa.Table]],
         commit: Commit,
     ) -> None:
-        """Write all these rows of a table anew in one commit, as `merged` returns them.
-
-        Memory holds a chunk of them at a time; delta-rs's own writers, among them its MERGE, hold
-        them all.
-        """
+        # Memory holds a chunk at a time; delta-rs's own writers, among them its MERGE, hold all
+        # rows.
         schema = self.lake.schema(table)
         [by] = self.lake.layout[table].partitioned_by
         count = row_count(self.reader, table, rows.every)
         chunk_rows = max(1, min(_ROWS_AT_ONCE, count // self._chunks(rows)))
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
-            """Write new files, and commit them in place of those that are there, with these
-            properties.
-            """
+            """Write new files, and commit them in place of those that are there."""
             chunks = streamed(delta_table, schema, rows.every, chunk_rows)
             added = self.write_files(table, merged(chunks))
             delta_table.create_write_transaction(
-                [*added],
-                "overwrite",
-                schema,
-                [by],
-                [(by, "in", list(rows.statuses))],
-                **arguments,
+                [*added], "overwrite", schema, [by], [(by, "in", list(rows.statuses))], **arguments
             )
             delta_table.update_incremental()
 
@@ -468,11 +418,7 @@ class EmbeddedEngine(Polling):
         """See `Engine.delete`."""
         condition = sql_where(where, self.lake.schema(table))
         writer = self._writer_of(table)
-        self._commit(
-            table,
-            commit,
-            lambda delta_table, arguments: delta_table.delete(condition, writer, **arguments),
-        )
+        self._commit(table, commit, lambda delta, kw: delta.delete(condition, writer, **kw))
 
     def update(
         self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
@@ -482,14 +428,11 @@ class EmbeddedEngine(Polling):
         updates = {sql_name(name): literal(value) for name, value in values.items()}
         writer = self._writer_of(table)
         self._commit(
-            table,
-            commit,
-            lambda delta_table, arguments: delta_table.update(
-                updates, None, condition, writer, **arguments
-            ),
+            table, commit, lambda delta, kw: delta.update(updates, None, condition, writer, **kw)
         )
 
     @names_table
+    @durably
     def _commit(
         self,
         table: str,
@@ -498,12 +441,10 @@ class EmbeddedEngine(Polling):
         *,
         is_next: bool = False,
     ) -> None:
-        """Make one commit, unless the table has seen its transaction version.
-
-        Where another process makes one for the same application meanwhile, delta-rs reports a
-        conflict; with `is_next` whatever the other commit is. Files that replace others need that:
-        delta-rs would commit them behind a compaction, which has all the rows in files of its own.
-        """
+        # Where another process makes a commit for the same application meanwhile, delta-rs reports
+        # a conflict; with `is_next` whatever the other commit is. Files that replace others need
+        # that: delta-rs would commit them behind a compaction, which has all the rows in files of
+        # its own.
         delta_table = self.reader.opened(table)
         if commit is None:
             write(delta_table, _commit_arguments(delta_table, None))
@@ -524,20 +465,13 @@ class EmbeddedEngine(Polling):
         with self._naming_features(table):
             write(delta_table, arguments)
         if delta_table.version() == before:  # delta-rs makes no commit where no row changes
-            write_deltalake(
-                delta_table,
-                _with_added(delta_table, self.lake.schema(table).empty_table()),
-                mode="append",
-                **arguments,
-            )
+            empty = self.lake.schema(table).empty_table()
+            _append(delta_table, empty, self._writer(table, 0), arguments)
 
     @contextmanager
     def _naming_features(self, table: str) -> Iterator[None]:
-        """Raise, inside the `with` block, an error that names the feature for which delta-rs
-        refuses an operation, where one was turned on meanwhile.
-
-        The class that delta-rs raises for it is that of a conflict.
-        """
+        # Where a feature was turned on meanwhile that delta-rs does not have, it raises the class
+        # of a conflict: the error then names the feature.
         try:
             yield
         except DeltaError:
@@ -546,38 +480,32 @@ class EmbeddedEngine(Polling):
 
     # -- keeping
 
+    @durably
     def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`."""
         with suppress_conflict(), self._naming_features(table):
             delta_table = self.reader.opened(table)
-            writer = self._writer_of(table)
             delta_table.optimize.compact(
                 target_size=file_bytes,
                 max_concurrent_tasks=1,  # each has rows in memory
-                writer_properties=writer,
+                writer_properties=self._writer_of(table),
                 **_commit_arguments(delta_table, None),
             )
 
+    @durably
     def purge(self, table: str) -> None:
-        """See `Engine.purge`. Deletion vectors come from Spark alone; where it has left some,
-        delta-rs rewrites all files.
-        """
+        """See `Engine.purge`. Where Spark left deletion vectors, all files are rewritten."""
         delta_table = self.reader.opened(table)
         if _has_deletion_vectors(delta_table):
-            columns = [name for name in _ORDER if name in self.lake.schema(table).names]
-            writer = self._writer_of(table)
             delta_table.optimize.z_order(
-                columns,
+                [name for name in _ORDER if name in self.lake.schema(table).names],
                 target_size=FILE_BYTES,
-                writer_properties=writer,
+                writer_properties=self._writer_of(table),
                 **_commit_arguments(delta_table, None),
             )
 
     def _writer_of(self, table: str) -> WriterProperties:
-        """Return the properties for writing anew files with rows of this table.
-
-        The size of a row is that of its records in memory: in the files, values may be packed.
-        """
+        # The size of a row is that of its records in memory: in the files, values may be packed.
         if RECORD_BYTES.name not in self.reader.columns(table).names:
             return self._writer(table, 0)
         sums = {"bytes": ("sum", RECORD_BYTES.name), "rows": ("count", RECORD_BYTES.name)}
@@ -585,11 +513,7 @@ class EmbeddedEngine(Polling):
         return self._writer(table, (size["bytes"] or 0) // max(1, size["rows"]))
 
     def _writer(self, table: str, row_bytes: int) -> WriterProperties:
-        """Return the properties for writing files of a table with rows of this size in memory.
-
-        Row groups fit into memory, since a writer holds one, and readers unpack up to thousands of
-        rows of one at a time.
-        """
+        # A writer holds a row group, and readers unpack up to thousands of rows of one at a time.
         return WriterProperties(
             compression="SNAPPY",  # as Spark
             max_row_group_size=max(1, ROW_GROUP_BYTES // max(row_bytes, _LEAST_ROW_BYTES)),
@@ -601,11 +525,7 @@ class EmbeddedEngine(Polling):
         )
 
     def vacuum(self, table: str) -> int:
-        """See `Engine.vacuum`. delta-rs lists the unused files.
-
-        It knows only data files, so its list has Spark's deletion vectors, too, which may be in
-        use.
-        """
+        """See `Engine.vacuum`. delta-rs's list also has Spark's deletion vectors in use."""
         files = self.reader.opened(table).vacuum(dry_run=True, full=True)
         # The checksums of Hadoop's local file system go with their files.
         named = {name for name in files if not name.rpartition("/")[2].startswith(".")}
@@ -616,10 +536,7 @@ class EmbeddedEngine(Polling):
         return len(named)
 
     def _uses_deletion_vectors(self, table: str) -> bool:
-        """Return True where the table has deletion vectors, or had some when the retention began.
-
-        Those made since then are young files.
-        """
+        # Now or when the retention began; those made since then are young files.
         if _has_deletion_vectors(self.reader.opened(table)):
             return True
         began = self.reader.version_at(
@@ -631,6 +548,7 @@ class EmbeddedEngine(Polling):
         except (DeltaError, VersionGoneError):
             return True
 
+    @durably
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
         """See `Engine.set_properties`."""
         self.reader.opened(table).alter.set_table_properties(
@@ -639,7 +557,6 @@ class EmbeddedEngine(Polling):
 
 
 def _followed(rows: pa.Table, following: Following) -> tuple[pa.Table, Iterator[pa.Table]]:
-    """Return rows together with what follows from them, as far as it is small, and the rest."""
     if following.keys is not None:
         following.see(rows)
     rest = following.rows()
@@ -669,43 +586,38 @@ class WrittenFiles:
     """True once a commit was to name them."""
 
     def check(self, table: str) -> None:
-        """Raise LakeNotSharedError where a file is not there, or not as large as its entry says:
-        whoever wrote it did so elsewhere.
-        """
+        """Raise LakeNotSharedError where a file, written elsewhere, is not here as it should be."""
         reader = self.writer.reader
         paths = [f"{reader.path(table)}/{file.path}" for file in self.entries]
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
             sizes = pool.map(reader.files_of(table).size, paths)
             for file, size in zip(self.entries, sizes, strict=True):
                 if size != file.size:
-                    raise LakeNotSharedError(
-                        table,
-                        f"its file {file.path} has {size or 0} bytes here, and the executor that "
-                        f"wrote it says {file.size}",
-                    )
+                    has = f"its file {file.path} has {size or 0} bytes here"
+                    what = f"{has}, and the executor that wrote it says {file.size}"
+                    raise LakeNotSharedError(table, what)
 
 
 def _has_deletion_vectors(delta_table: DeltaTable) -> bool:
-    return any(
-        batch.num_rows for batch in pa.RecordBatchReader.from_stream(delta_table.deletion_vectors())
-    )
+    vectors = pa.RecordBatchReader.from_stream(delta_table.deletion_vectors())
+    return any(batch.num_rows for batch in vectors)
 
 
-def _with_added(delta_table: DeltaTable, rows: pa.Table) -> pa.Table:
-    """Return rows with the columns that others have added to a table, as nulls: delta-rs appends
-    only whole rows.
-
-    The table is not brought up to date for this: it would then no longer report a commit made since
-    it was looked at.
-    """
+def _append(
+    delta_table: DeltaTable,
+    rows: pa.Table,
+    writer: WriterProperties,
+    arguments: _CommitArguments,
+) -> None:
+    # delta-rs appends only whole rows: columns that others have added are null. The table is not
+    # brought up to date for this: it would no longer report a commit made since.
     for field in columns_of(delta_table):
         if field.name not in rows.column_names:
             rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
-    return rows
+    write_deltalake(delta_table, rows, mode="append", writer_properties=writer, **arguments)
 
 
 def _size_of(rows: pa.Table) -> int:
-    """Return the mean size of a row in memory, in bytes."""
     return int(rows.nbytes // max(1, rows.num_rows))
 
 
@@ -719,11 +631,8 @@ class _CommitArguments(TypedDict):
 def _commit_arguments(
     delta_table: DeltaTable, properties: CommitProperties | None
 ) -> _CommitArguments:
-    """Return the arguments of a commit with these properties.
-
-    Every `CLEAN_UP_EVERY` commits, log files older than the log's retention are deleted. That
-    lists the log, so it is not done after each commit, as delta-rs would.
-    """
+    # Log files older than the log's retention are not deleted after each commit, as delta-rs would:
+    # that lists the log.
     is_due = (delta_table.version() + 1) % CLEAN_UP_EVERY == 0
     return {
         "commit_properties": properties,

@@ -1,6 +1,4 @@
-"""The start of the JVM of a local Spark session, with nothing of its settings on a command line,
-which every user can read.
-"""
+"""The start of a local Spark session's JVM, with no setting on its command line."""
 
 from __future__ import annotations
 
@@ -23,14 +21,12 @@ _SUBMIT_ARGUMENTS: Final = "PYSPARK_SUBMIT_ARGS"
 
 
 def start_jvm(settings: Mapping[str, str]) -> None:
-    """Start this process's JVM with what it must have from the start (memory, class path, Java's
-    options), unless it runs.
+    """Start this process's JVM with its memory, class path and Java options, unless it runs.
 
     The settings reach it in two files that only their owner can read, and that are gone when the
     call returns: one is for `spark-submit`, the other one, with Java's options, for the command
-    `java`. A JVM whose start is interrupted (Ctrl-C, a signal) is ended.
-
-    Raises ConfigurationError where the JVM cannot be started.
+    `java`. A JVM whose start is interrupted (Ctrl-C, a signal) is ended. Raises ConfigurationError
+    where it cannot be started.
     """
     given = os.environ.get(_SUBMIT_ARGUMENTS)
     # Only its owner can read the folder, as with `mkstemp`.
@@ -45,13 +41,9 @@ def start_jvm(settings: Mapping[str, str]) -> None:
             properties_file,
             "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in at_start.items()),
         )
-        arguments = [
-            "--properties-file",
-            shlex.quote(str(properties_file)),
-            "--load-spark-defaults",
-            given or "pyspark-shell",
-        ]
-        with _environment(_SUBMIT_ARGUMENTS, " ".join(arguments)):
+        quoted_file = shlex.quote(str(properties_file))
+        further = f"--load-spark-defaults {given or 'pyspark-shell'}"
+        with _environment(_SUBMIT_ARGUMENTS, f"--properties-file {quoted_file} {further}"):
             try:
                 with _ended_with_its_start(folder):
                     # The public call that starts the JVM and no session.
@@ -63,29 +55,22 @@ def start_jvm(settings: Mapping[str, str]) -> None:
                 raise ConfigurationError(
                     f"SPARK_HOME is {spark_home}, and there is no Spark that can be started "
                     f"({error.strerror})",
-                    fix=(
-                        "unset it, and Watersmeet takes the one of its own Python, or name the "
-                        "folder of a Spark"
-                    ),
+                    fix="unset it, and Watersmeet takes the one of its own Python, or name the "
+                    "folder of a Spark",
                 ) from None
             except PySparkRuntimeError as error:
                 raise ConfigurationError(
                     f"Spark's JVM does not start ({error.getCondition()}): what it said "
                     "stands above",
-                    fix=(
-                        "it needs Java 17 or 21, which JAVA_HOME or the PATH names, and options "
-                        "under `spark:` that Java takes"
-                    ),
+                    fix="it needs Java 17 or 21, which JAVA_HOME or the PATH names, and options "
+                    "under `spark:` that Java takes",
                 ) from None
 
 
 @contextmanager
 def _ended_with_its_start(folder: str) -> Iterator[None]:
-    """End the processes with this folder on their command lines where the block is interrupted.
-
-    PySpark gives no hold on a JVM that it is still waiting for. Left alone, one that cannot leave
-    its port for a Python that is gone fails, and stays for ever: its server's thread is no daemon.
-    """
+    # PySpark gives no hold on a JVM that it is still waiting for. Left alone, one that cannot leave
+    # its port for a Python that is gone stays for ever: its server's thread is no daemon.
     try:
         yield
     except BaseException:
@@ -104,7 +89,6 @@ def _write(file: Path, text: str) -> None:
 
 
 def _java_argument(option: str) -> str:
-    """Return an argument as it is written in a file for `java @FILE`."""
     escaped = (
         option.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     )
@@ -112,22 +96,14 @@ def _java_argument(option: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a name or a value as it is written in a file of Java properties, whatever characters
-    it holds.
-    """
+    # As in a file of Java properties.
     units = text.encode("utf-16-be", "surrogatepass")
-    return "".join(
-        _unit(int.from_bytes(units[at : at + 2], "big")) for at in range(0, len(units), 2)
-    )
-
-
-def _unit(code: int) -> str:
-    return chr(code) if code < 128 and chr(code).isalnum() else f"\\u{code:04x}"
+    codes = (int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2))
+    return "".join(chr(c) if c < 128 and chr(c).isalnum() else f"\\u{c:04x}" for c in codes)
 
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Give an environment variable another value inside the `with` block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

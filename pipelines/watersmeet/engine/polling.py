@@ -1,4 +1,4 @@
-"""Following by polling, in a thread, for engines that have no streams."""
+"""Following by polling, in a thread of this process, for engines that have no streams."""
 
 from __future__ import annotations
 
@@ -8,10 +8,37 @@ from functools import partial
 from typing import Any
 
 from watersmeet.engine import Running
-from watersmeet.engine.threads import RunningThread
-from watersmeet.kafka.cluster import Cluster
-from watersmeet.kafka.ends import Topics, ends_of
+from watersmeet.kafka.cluster import Cluster, Topics, ends_of
 from watersmeet.lake.table_reader import TableReader
+
+
+class RunningThread:
+    """A thread that calls `follow` with the event that tells it to end, and keeps what that raises,
+    also where it is no Exception: a panic in a Rust library is none.
+    """
+
+    def __init__(self, name: str, follow: Callable[[threading.Event], None]) -> None:
+        self.failure: BaseException | None = None
+        self._stopping = threading.Event()
+        self._follow = follow
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        """True while the thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Tell the thread to end, and return once it has."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._follow(self._stopping)
+        except BaseException as failure:
+            self.failure = failure
 
 
 class Polling:
@@ -34,7 +61,6 @@ class Polling:
         """See `Engine.follow_tables`."""
 
         def look() -> list[int]:
-            """Return the version of each table."""
             return [self.reader.version(table) for table in tables]
 
         return _followed(follower, look, work, every_s=self.from_tables_s)
@@ -43,10 +69,6 @@ class Polling:
 def _followed(
     name: str, look: Callable[[], Any], work: Callable[[], None], *, every_s: float
 ) -> RunningThread:
-    """Call `work` in a thread, at once and again whenever `look` returns something else, looking
-    after `every_s`.
-    """
-
     def follow(stopping: threading.Event) -> None:
         """Call `work` whenever something is new, until `stopping` is set."""
         seen = None

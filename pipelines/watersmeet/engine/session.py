@@ -1,10 +1,9 @@
 """The Spark session that the layers work in.
 
-A session that exists already (a notebook's, a Databricks job's, one made by `spark-submit`) is used
-as it is and never changed: the layers work in a copy of it, with its cluster and catalogs, and
-settings of their own. Without one, a local session is made, with the settings under `spark:` of the
-configuration. With `spark.remote` among them, or the environment variable SPARK_REMOTE, it is one
-of Spark Connect.
+A session that exists already (a notebook's, a Databricks job's, one made by `spark-submit`) is
+never changed: the layers work in a copy of it, with its cluster and catalogs, and settings of their
+own. Without one, a local session is made, with the settings under `spark:`. With `spark.remote`
+among them, or SPARK_REMOTE, it is one of Spark Connect.
 """
 
 from __future__ import annotations
@@ -148,8 +147,7 @@ _OWN_SETTINGS = {
 
 
 def spark_session(settings: Mapping[str, str]) -> SparkSession:
-    """Return a session for the layers, with `LAYER_SETTINGS`; `settings` are those of a session
-    that is made here.
+    """Return a session for the layers; `settings` are those of a session that is made here.
 
     Raises ArtifactsError where the JVM artifacts of a local session cannot be had, and
     ConfigurationError where the layers cannot work in a session.
@@ -185,7 +183,7 @@ def create_rows(
 ) -> DataFrame:
     """Return rows in memory as those of a session of the layers.
 
-    createDataFrame makes its session the active one, which a notebook would go on with: so the
+    createDataFrame makes its session the active one, with which a notebook would go on: so the
     session that was given is made the active one again.
     """
     created = spark.createDataFrame(rows, schema)
@@ -198,19 +196,16 @@ def create_rows(
 def struct_type(spark: SparkSession, ddl: str) -> StructType:
     """Return the type that a session of the layers makes of DDL.
 
-    Spark itself asks the active session, which may be one that was given, with other settings: a
-    TIMESTAMP may be another type there.
+    Spark itself asks the active session: a TIMESTAMP may be another type there.
     """
     return create_rows(spark, [], ddl).schema
 
 
 @contextmanager
 def session_with(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Provide a session with the same cluster and catalogs, and these further settings, for one
-    statement at a time.
+    """Provide a session like `spark` with further settings, for one statement at a time.
 
-    It is another session than `spark`, in which all else is done meanwhile and which never has
-    these settings.
+    It is another session than `spark`, which works meanwhile and never has these settings.
     """
     with _opening:
         beside = _beside.setdefault(spark, _Beside())
@@ -249,9 +244,7 @@ _opening = threading.Lock()
 
 
 def _remote_session(remote: str) -> SparkSession:
-    """Return a session of Spark Connect that is stopped when the process ends: one that is left
-    open may keep the process from ending.
-    """
+    # One that is left open may keep the process from ending.
     _check_reachable(remote)
     try:
         session = SparkSession.builder.getOrCreate()
@@ -266,9 +259,7 @@ def _remote_session(remote: str) -> SparkSession:
 
 
 def _check_reachable(remote: str) -> None:
-    """Raise ConfigurationError where no server answers: the client itself would go on trying for
-    minutes.
-    """
+    # The client itself would go on trying for minutes.
     server = urlsplit(remote)  # a token may follow the port
     host = server.hostname or ""
     port = server.port or CONNECT_PORT
@@ -285,11 +276,9 @@ def _check_reachable(remote: str) -> None:
 def _own_session(settings: Mapping[str, str]) -> SparkSession:
     log4j = Path(__file__).with_name("log4j2.properties")
     user_options = [os.environ.get(JAVA_OPTIONS, ""), settings.get(SPARK_JAVA_OPTIONS, "")]
-    collector = (
-        ["-XX:+UseSerialGC"]
-        if (os.cpu_count() or 1) <= _FEW_CORES and not _COLLECTOR.search(" ".join(user_options))
-        else []
-    )
+    is_small = (os.cpu_count() or 1) <= _FEW_CORES
+    is_given = _COLLECTOR.search(" ".join(user_options))
+    collector = ["-XX:+UseSerialGC"] if is_small and not is_given else []
     # The user's options come last, and so win. But of two collectors, Java takes neither.
     options = [
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",
@@ -315,17 +304,14 @@ def _own_session(settings: Mapping[str, str]) -> SparkSession:
 
 
 def _copy_of(given: SparkSession) -> SparkSession:
-    """Return a session with the same cluster and catalogs, and settings of its own.
-
-    Spark runs each stream in such a copy, and hands it to foreachBatch: so the copy is that of a
-    stream of one batch. (Spark Connect runs foreachBatch on its server, and has a call of its own.)
-    """
+    # Spark runs each stream in a copy of the session, and hands it to foreachBatch: so this is that
+    # of a stream of one batch. (Spark Connect, where that runs on the server, has a call of its
+    # own.)
     check_session(given)
     if is_remote():
         copy = cast(Any, given).cloneSession()
-        copy.release_session_on_close = (
-            True  # a clone of pyspark 4.2 lacks it, and then cannot be stopped
-        )
+        # A clone of pyspark 4.2 lacks it, and then cannot be stopped.
+        copy.release_session_on_close = True
         return cast(SparkSession, copy)
     sessions: list[SparkSession] = []
 

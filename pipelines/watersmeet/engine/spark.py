@@ -1,13 +1,13 @@
 """The Spark engine: any Spark that has Delta Lake, and any lake that it can reach. Rows are
 DataFrames, or Arrow tables where they are few.
 
-Wherever delta-rs can open the lake, it creates the tables, and makes every commit that appends: its
-commit takes hundredths of a second, and one of Spark a whole second. The work of a small batch is
-done in this process, as by the embedded engine, since a job of Spark would take longer; and that of
-a batch with large rows, a few of which would fill the JVM. Of a large batch Spark's tasks read,
-compute, and write the files. Spark itself merges many rows, and rewrites many files. No table is
-written by both at once (`changing`): on S3, two processes cannot both make the same commit with
-delta-rs, while Spark looks whether there is a commit of that number, and then writes its own.
+Wherever delta-rs can open the lake, it creates the tables and makes every commit that appends, in
+hundredths of a second, where Spark takes a whole one. This process does the work of a small batch,
+as the embedded engine does, and of one with large rows, a few of which would fill the JVM. Of a
+large batch Spark's tasks read, compute, and write the files. Spark itself merges many rows, and
+rewrites many files. No table is written by both at once (`changing`): on S3, two processes cannot
+both make the same commit with delta-rs, while Spark looks whether there is a commit of that number,
+and then writes its own.
 
 Only documented calls are used.
 """
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 from pyspark.errors import PythonException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
@@ -63,7 +63,7 @@ from watersmeet.engine.tasks import (
     called,
     called_in_chunks,
 )
-from watersmeet.kafka.ranges import split_ranges
+from watersmeet.kafka.reading import split_ranges
 from watersmeet.kafka.source import DecodedTopic, kafka_source, register
 from watersmeet.kafka.workers import FEW_OFFSETS
 from watersmeet.lake import tables
@@ -86,14 +86,10 @@ _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ROW_GROUP_ROWS = "parquet.block.row.count.limit"
 
 _FEW_REWRITTEN_BYTES = 64 * 1024 * 1024
-"""Bytes of files up to which delta-rs rewrites them in this process, which takes a second; Spark
-distributes more.
-"""
+"""Bytes of files that delta-rs rewrites here in a second; Spark distributes more."""
 
 _LARGE_ROW_BYTES = 4 * 1024 * 1024
-"""Bytes of a row's records up to which the JVM gets it. Each of its tasks holds several copies of a
-row, and up to two hundred rows at a time.
-"""
+"""Bytes of a row up to which the JVM, whose tasks hold up to 200 rows, gets it."""
 
 _UNFINISHED: Where = [[("status", "in", ["open", "waiting"])]]
 
@@ -103,9 +99,7 @@ class SparkEngine(Polling, SparkWriter):
     """`Engine` on a Spark session whose settings are the layers' own (`engine.session`)."""
 
     here_bytes = 16 * 1024 * 1024
-    """Number of bytes of records up to which this process computes with them: a few rows are
-    committed sooner so than by tasks of Spark, and many later.
-    """
+    """Bytes of records up to which this process computes with them: more take Spark less time."""
     here_offsets = FEW_OFFSETS
     """Number of offsets of Kafka up to which this process reads them."""
     compact_every = 50
@@ -138,9 +132,8 @@ class SparkEngine(Polling, SparkWriter):
             table = part.table
             where = part.resolved(where) or ()
         rows = matching(table_rows(self.spark, self.lake, table, version), where)
-        return rows.select(
-            *columns, *[F.lit(value).alias(name) for name, value in (constants or {}).items()]
-        )
+        texts = [F.lit(value).alias(name) for name, value in (constants or {}).items()]
+        return rows.select(*columns, *texts)
 
     def read_kafka(
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
@@ -156,9 +149,7 @@ class SparkEngine(Polling, SparkWriter):
     def taken(
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]], summary: Summary
     ) -> Iterator[Taken]:
-        """See `Engine.taken`. Where delta-rs can write the table, the task that reads a range
-        writes its records to a file, and counts them; the append commits the files.
-        """
+        """See `Engine.taken`. Where delta-rs can write the table, the tasks write the files."""
         table = tables.bronze(source.input.source)
         offsets = sum(until - since for since, until in ranges.values())
         if (here := self._here) is not None and offsets <= self.here_offsets:
@@ -179,17 +170,13 @@ class SparkEngine(Polling, SparkWriter):
             yield Taken(files, groups.drop_columns([FILE.name, FAILURE.name]), reached)
 
     def _new_files(self) -> NewFiles:
-        """Return how a batch makes files, whose names begin as those of no other one."""
         return NewFiles(f"{FILES}{uuid.uuid4().hex}-", self._umask)
 
     @contextmanager
     def _writing(
         self, writer: EmbeddedEngine, table: str, tasks: ToFiles | RowsToFiles, rows: DataFrame
     ) -> Iterator[tuple[WrittenFiles, pa.Table]]:
-        """Have tasks write files of a table, and provide these for a commit inside the `with`
-        block, with the rows that the tasks yield. Unless a commit was to name the files, they are
-        deleted.
-        """
+        # Unless a commit was to name the files that tasks write, they are deleted.
         files = WrittenFiles(writer, [])
         try:
             told = rows.mapInArrow(tasks, self._type(tasks.schema)).toArrow()
@@ -209,8 +196,8 @@ class SparkEngine(Polling, SparkWriter):
     def per_partition(
         self, function: Function, inputs: Sequence[DataFrame], schema: pa.Schema
     ) -> DataFrame:
-        """See `Engine.per_partition`. One exchange brings together the rows of a partition, of all
-        inputs at once.
+        """See `Engine.per_partition`. One exchange brings together a partition's rows of all
+        inputs.
         """
         names = _numbered(inputs)
         return self._together(inputs, names).mapInArrow(
@@ -227,9 +214,7 @@ class SparkEngine(Polling, SparkWriter):
         size: int | None = None,
     ) -> DataFrame | pa.Table:
         """See `Engine.from_tables`. Where delta-rs can open the lake, each task reads its rows by
-        it, which needs no plan of Spark over Delta's log and no exchange: of each table the version
-        that this process sees, or none. Rows of a known size of which some are large stay in this
-        process.
+        it, of the versions that this process sees: no plan over Delta's log, and no exchange.
         """
         is_small = size is not None and size <= self.here_bytes
         if (here := self._here) is None:
@@ -240,16 +225,15 @@ class SparkEngine(Polling, SparkWriter):
         count = min(self._tasks, len(partitions))
         groups = [partitions[number::count] for number in range(count)]
         read = [
-            replace(rows, version=self.reader.version(rows.table))
-            if isinstance(rows, Selection)
-            else rows
+            rows
+            if isinstance(rows, pa.Table)
+            else replace(rows, version=self.reader.version(rows.table))
             for rows in inputs
         ]
         tasks = FromTables(self.lake, self._id, function, read, groups, schema)
         return self.spark.range(0, count, 1, count).mapInArrow(tasks, self._type(schema))
 
     def _has_large(self, *inputs: Input) -> bool:
-        """Return True where a row of an input is too large for the JVM (`_LARGE_ROW_BYTES`)."""
         name = RECORD_BYTES.name
         large = (name, ">", _LARGE_ROW_BYTES)
         for rows in inputs:
@@ -264,17 +248,16 @@ class SparkEngine(Polling, SparkWriter):
         return False
 
     def _type(self, schema: pa.Schema) -> StructType:
-        """Return the type of rows with these columns, as mapInArrow takes it."""
         return struct_type(self.spark, columns_ddl(schema))
 
     def _together(
         self, inputs: Sequence[DataFrame], names: Sequence[Mapping[str, str]]
     ) -> DataFrame:
-        """Return the rows of all inputs, with columns as `_numbered` names them, those of a
-        partition in one task.
-        """
         tagged = [
-            rows.select(F.lit(i).alias(INPUT), *_as_numbered(names[i]))
+            rows.select(
+                F.lit(i).alias(INPUT),
+                *(F.col(f"`{name}`").alias(number) for name, number in names[i].items()),
+            )
             for i, rows in enumerate(inputs)
         ]
         rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), tagged)
@@ -307,19 +290,15 @@ class SparkEngine(Polling, SparkWriter):
 
     @property
     def _here(self) -> EmbeddedEngine | None:
-        """The engine that works in this process, where delta-rs can open the lake."""
+        # The engine that works in this process, where delta-rs can open the lake.
         reader = self.reader
         if not isinstance(reader, DeltaRsReader):
             return None
         return EmbeddedEngine(self.lake, reader)
 
     def _by_delta_rs(self, table: str) -> EmbeddedEngine | None:
-        """Return the engine that creates a table, and writes to it what this process has in memory;
-        else None.
-
-        There is one where delta-rs can open the lake, and nobody has turned on a feature of the
-        table that it cannot write.
-        """
+        # The one that writes what this process has in memory; None where delta-rs cannot open the
+        # lake, or lacks a feature that somebody has turned on.
         reader = self.reader
         is_unknown = reader.exists(table) and reader.unknown_features(table, for_writing=True)
         return None if is_unknown else self._here
@@ -338,9 +317,7 @@ class SparkEngine(Polling, SparkWriter):
         commit: Commit | None = None,
         following: Following | None = None,
     ) -> None:
-        """See `Engine.append`. Where delta-rs can write the table, it makes the commit: of rows in
-        this process, or of files that Spark's tasks write.
-        """
+        """See `Engine.append`. Where delta-rs can write the table, it makes the commit."""
         by_delta_rs = self._by_delta_rs(table)
         if by_delta_rs is None:
             super().append(table, rows, commit, following)
@@ -366,29 +343,25 @@ class SparkEngine(Polling, SparkWriter):
         large: SilverRows | None = None,
         following: Following | None = None,
     ) -> None:
-        """See `Engine.merge`. Rows in this process are merged by delta-rs where it can write the
-        table, unless it would have to read or rewrite much: Spark marks the rows that go, and uses
-        the disk. What is too large for the JVM never goes there.
+        """See `Engine.merge`. delta-rs merges rows of this process where it can, unless it would
+        have to read or rewrite much: Spark marks the rows that go, and uses the disk. What is too
+        large for the JVM never goes there.
         """
         by_delta_rs = self._by_delta_rs(table)
-        if (
-            isinstance(rows, pa.Table)
-            and by_delta_rs is not None
-            and (
-                (
-                    large is None
-                    and by_delta_rs.reader.bytes_rewritten(table, rows, only_open=only_open)
-                    <= _FEW_REWRITTEN_BYTES
-                )
-                or self._has_large(rows, Selection(table, [], _UNFINISHED if only_open else []))
+        if by_delta_rs is not None and isinstance(rows, pa.Table):
+            reader = by_delta_rs.reader
+            is_little = (
+                large is None
+                and reader.bytes_rewritten(table, rows, only_open=only_open) <= _FEW_REWRITTEN_BYTES
             )
-        ):
-            with self.changing(table):
-                by_delta_rs.merge(
-                    table, rows, commit, only_open=only_open, large=large, following=following
-                )
-        else:
-            self.merge_by_spark(table, rows, commit, only_open=only_open, following=following)
+            replaced = Selection(table, [], _UNFINISHED if only_open else [])
+            if is_little or self._has_large(rows, replaced):
+                with self.changing(table):
+                    by_delta_rs.merge(
+                        table, rows, commit, only_open=only_open, large=large, following=following
+                    )
+                return
+        self.merge_by_spark(table, rows, commit, only_open=only_open, following=following)
 
     def merge_in_chunks(
         self,
@@ -400,10 +373,10 @@ class SparkEngine(Polling, SparkWriter):
         following: Following,
     ) -> bool:
         """See `Engine.merge_in_chunks`. A Python worker gets the rows of each key together, after
-        the other inputs: Spark's own MERGE and sorting use the disk where memory does not suffice.
+        the other inputs; Spark's MERGE and sorting use the disk.
 
-        Row groups of the files fit into memory, since other readers unpack thousands of rows of one
-        at a time. Where rows are too large for the JVM, delta-rs rewrites all of them, if it can.
+        Row groups fit into the memory of readers that unpack thousands of rows at a time. Where
+        rows are too large for the JVM, delta-rs rewrites all of them, if it can.
         """
         by_delta_rs = self._by_delta_rs(tables.SILVER)
         every = Selection(tables.SILVER, [], unfinished.every)
@@ -421,8 +394,7 @@ class SparkEngine(Polling, SparkWriter):
         together = self._together(rows, names)
         key = [F.col(names[-1][name]) for name in ("partition", "merge_key")]
         changed = together.sortWithinPartitions(F.col(INPUT), *key).mapInArrow(
-            called_in_chunks(function, names, schema, CHUNK_BYTES),
-            self._type(schema),
+            called_in_chunks(function, names, schema, CHUNK_BYTES), self._type(schema)
         )
         count = row_count(self.reader, tables.SILVER, unfinished.every)
         settings = {
@@ -437,21 +409,18 @@ class SparkEngine(Polling, SparkWriter):
     def follow_tables(
         self, tables: Sequence[str], work: Callable[[], None], follower: str
     ) -> Running:
-        """See `Engine.follow_tables`. The streams begin with the last commit of each table, and
-        their rows are not looked at.
+        """See `Engine.follow_tables`. The streams' rows are not looked at.
 
-        The tables say where a layer stands; Spark insists on a checkpoint, so it gets one, which is
-        never read again. Followers of this lake and of others may share the folder of checkpoints:
-        each deletes what its own predecessors have left.
+        Spark insists on a checkpoint, so it gets one, which is never read again. Followers of
+        several lakes may share the folder: each deletes what its own predecessors have left.
         """
         news = reduce(DataFrame.union, [self._commits_of(table) for table in tables])
         lake = hashlib.sha256(self.lake.location.encode()).hexdigest()[:16]
         folder = f"{self.lake.settings.checkpoints}/_streams/{lake}/{follower}"
         Files(self.lake.storage).delete(folder)
-        writer = news.writeStream.queryName(f"watersmeet {follower} of {lake}").option(
-            "checkpointLocation", hadoop_path(f"{folder}/{uuid.uuid4()}")
-        )
-        writer = writer.trigger(processingTime=LOOK_EVERY)
+        checkpoint = hadoop_path(f"{folder}/{uuid.uuid4()}")
+        writer = news.writeStream.queryName(f"watersmeet {follower} of {lake}")
+        writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=LOOK_EVERY)
         return _Query(writer.foreachBatch(lambda *_: work()).start())
 
     def _commits_of(self, table: str) -> DataFrame:
@@ -466,8 +435,7 @@ class SparkEngine(Polling, SparkWriter):
     def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`. Files of at least half that size are left alone.
 
-        To gather the few bytes of the last batches takes Spark seconds, and delta-rs tenths of one.
-        Rows that are too large for the JVM are gathered by delta-rs, too.
+        delta-rs gathers the few bytes of the last batches sooner, and rows too large for the JVM.
         """
         by_delta_rs = self._by_delta_rs(table)
         if by_delta_rs is not None and (
@@ -517,12 +485,8 @@ class _Query:
 
 
 def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
-    """Return, by input, a numbered name for each of its columns: the same one in every input where
-    name and type are the same.
-
-    So columns of several inputs in one table cannot be mistaken for one another, whatever the
-    sources are called.
-    """
+    # By input, a numbered name for each column, the same one where name and type are the same: so
+    # columns of several inputs cannot be mistaken for one another, whatever the sources are called.
     numbers: dict[tuple[str, str], str] = {}
 
     def numbered(rows: DataFrame) -> dict[str, str]:
@@ -533,5 +497,20 @@ def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
     return [numbered(rows) for rows in inputs]
 
 
-def _as_numbered(names: Mapping[str, str]) -> list[Column]:
-    return [F.col(f"`{name}`").alias(number) for name, number in names.items()]
+class ConnectEngine(SparkEngine):
+    """`Engine` on a session of Spark Connect."""
+
+    from_tables_s = 0.5
+    follow_tables = Polling.follow_tables
+
+    def _run_on_rows(
+        self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame
+    ) -> None:
+        # On Spark Connect a statement takes the rows' plan along.
+        with_braces = statement("\0").replace("{", "{{").replace("}", "}}")
+        session.sql(with_braces.replace("\0", "{changed}"), changed=rows)
+
+    @contextmanager
+    def _in_session(self, _: SparkSession, rows: DataFrame) -> Iterator[DataFrame]:
+        # On Spark Connect a view is its session's own.
+        yield rows

@@ -1,8 +1,8 @@
 """Changes of a lake's tables by Spark: any table that it can reach.
 
-MERGE, DELETE and UPDATE have no options, and take a commit's transaction version and metadata from
-a session's settings. So they run in a session beside the layers' own, one at a time, and no other
-statement meets what is set there. An append takes them as options.
+MERGE, DELETE and UPDATE take a commit's transaction version and metadata from a session's settings.
+So they run in a session beside the layers' own, one at a time, and no other statement meets what is
+set there. An append takes them as options.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from watersmeet.core.types import TIME, columns_ddl
 from watersmeet.engine import Following, replaced_row
 from watersmeet.engine.session import create_rows, session_with
 from watersmeet.lake.by_spark import sql_name, sql_where
-from watersmeet.lake.commits import Commit
+from watersmeet.lake.commits import Commit, suppress_conflict
 from watersmeet.lake.conditions import literal
-from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.durable import durably
 from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.table_errors import names_tables
@@ -37,18 +37,12 @@ _FINDS_KEYS = {
     "parquet.bloom.filter.enabled#merge_key": "true",
     "parquet.bloom.filter.adaptive.enabled": "true",
 }
-"""Settings that give compacted files a Bloom filter of their keys, so that a query for one key
-opens few of them.
-
-(In small files that would take more than it saves.)
-"""
+"""Give compacted files a Bloom filter of keys, which takes more than it saves in small ones."""
 
 
 @names_tables
 class SparkWriter:
-    """The part of `Engine` that changes tables, on a Spark session whose settings are the layers'
-    own (`engine.session`).
-    """
+    """The part of `Engine` that changes tables, on a Spark session of `engine.session`."""
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
         self.spark = spark
@@ -58,26 +52,28 @@ class SparkWriter:
 
     @contextmanager
     def changing(self, table: str) -> Iterator[None]:
-        """Let no other thread change a table inside the `with` block, by whichever writer."""
-        with self._changes.setdefault(table, threading.RLock()):
+        """Let no other thread change a table inside the `with` block, by whichever writer.
+
+        What has changed is durable afterwards.
+        """
+        changing = self._changes.setdefault(table, threading.RLock())
+        with changing, self.lake.durable.committing(table):
             yield
 
     def rows(self, table: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
         return _rows_in(self.spark, table)
 
+    @durably
     def create(self, table: Table) -> None:
-        """See `Engine.create`. A schema that is missing is created too, like a folder.
-
-        It does not check first whether there is one, since that takes a permission.
+        """See `Engine.create`. A schema that is missing is created too; to look for it takes a
+        right.
         """
-        partitioned = (
-            f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
-        )
+        by = ", ".join(table.partitioned_by)
         name = sql_name(self.lake, table.name)
-        columns = columns_ddl(table.schema)
         statement = (
-            f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta{partitioned} "
+            f"CREATE TABLE IF NOT EXISTS {name} ({columns_ddl(table.schema)}) USING delta "
+            f"{f'PARTITIONED BY ({by})' if by else ''} "
             f"TBLPROPERTIES ({_as_properties(table.properties)})"
         )
         try:
@@ -89,7 +85,6 @@ class SparkWriter:
             self.spark.sql(statement)
 
     def _create_schema(self, name: str) -> None:
-        """Create a schema once, though several tables are created at a time, and by others."""
         with self._creates_schema:
             try:
                 self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name}")
@@ -135,11 +130,12 @@ class SparkWriter:
 
     def _append(self, table: str, rows: DataFrame, options: Mapping[str, str]) -> None:
         writer: DataFrameWriter = rows.write.format("delta").mode("append").options(**options)
+        address = self.lake.address(table)
         with self.changing(table):
             if self.lake.is_catalog:
-                writer.saveAsTable(self.lake.address(table))
+                writer.saveAsTable(address)
             else:
-                writer.save(hadoop_path(self.lake.address(table)))
+                writer.save(hadoop_path(address))
 
     @contextmanager
     def followed(
@@ -152,27 +148,24 @@ class SparkWriter:
         if isinstance(rows, pa.Table):
             if following.keys is not None:
                 following.see(rows)
-            every = [each.cast(rows.schema) for each in following.rows()]
-            yield pa.concat_tables([rows, *every])
+            yield pa.concat_tables([rows, *(each.cast(rows.schema) for each in following.rows())])
             return
         is_cached = following.keys is not None
         rows = rows.persist() if is_cached else rows
         try:
             if is_cached:
                 self._let_see(rows, following)
-            more = [each for each in following.rows() if each.num_rows]
-            # One task, so that a few rows do not become a file each.
-            yield (
-                rows.unionByName(_rows_in(rows.sparkSession, pa.concat_tables(more)).coalesce(1))
-                if more
-                else rows
-            )
+            every = rows
+            if more := [each for each in following.rows() if each.num_rows]:
+                # One task, so that a few rows do not become a file each.
+                added = _rows_in(rows.sparkSession, pa.concat_tables(more)).coalesce(1)
+                every = rows.unionByName(added)
+            yield every
         finally:
             if is_cached:
                 rows.unpersist()
 
     def _let_see(self, rows: DataFrame, following: Following) -> None:
-        """Show what follows from rows those that it wants to see."""
         following.see(rows.where("status = 'late'").toArrow())
         keys = pa.table({"merge_key": pa.array(sorted(following.keys or ()), pa.string())})
         closed = rows.where("status = 'timed_out'")
@@ -199,7 +192,6 @@ class SparkWriter:
         values = [f"changed.{name}" for name in columns]
 
         def statement(changed: str) -> str:
-            """Return the MERGE of the rows that SQL calls `changed`."""
             return (
                 f"MERGE INTO {sql_name(self.lake, table)} kept USING {changed} changed ON "
                 f"{condition} "
@@ -221,13 +213,12 @@ class SparkWriter:
     def _run_on_rows(
         self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame
     ) -> None:
-        """Run a statement about rows, which may be another session's."""
+        # The rows may be another session's.
         with self._viewed(rows) as name:
             session.sql(statement(name))
 
     @contextmanager
     def _in_session(self, session: SparkSession, rows: DataFrame) -> Iterator[DataFrame]:
-        """Provide rows of another session as this one computes them."""
         with self._viewed(rows) as name:
             yield session.table(name)
 
@@ -235,7 +226,6 @@ class SparkWriter:
     def _followed_in(
         self, session: SparkSession, rows: DataFrame | pa.Table, following: Following | None
     ) -> Iterator[DataFrame | pa.Table]:
-        """Provide rows, which are computed in a session, together with what follows from them."""
         if isinstance(rows, pa.Table):
             with self.followed(rows, following) as every:
                 yield every
@@ -245,7 +235,7 @@ class SparkWriter:
 
     @contextmanager
     def _viewed(self, rows: DataFrame) -> Iterator[str]:
-        """Provide the name of a global view of rows, which sessions share."""
+        # The name of a global view of rows, which sessions share.
         name = f"watersmeet_{uuid.uuid4().hex}"
         rows.createGlobalTempView(name)
         try:
@@ -265,7 +255,6 @@ class SparkWriter:
         self._run(f"UPDATE {sql_name(self.lake, table)} SET {changes}", table, where, commit)
 
     def _run(self, statement: str, table: str, where: Where, commit: Commit) -> None:
-        """Run a statement about the rows of a table that meet the conditions."""
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
         condition = sql_where(where, times)
         with self.changing(table), self._committing(commit) as session:
@@ -274,7 +263,7 @@ class SparkWriter:
     def _committing(
         self, commit: Commit, more: Mapping[str, str] = MappingProxyType({})
     ) -> AbstractContextManager[SparkSession]:
-        """Provide a session in which one statement is this commit; `more`: further settings."""
+        # A session in which one statement is this commit.
         settings = {
             "spark.databricks.delta.write.txnAppId": commit.application,
             "spark.databricks.delta.write.txnVersion": str(commit.transaction_version),
@@ -294,7 +283,6 @@ class SparkWriter:
 
     @contextmanager
     def _rewriting(self, table: str, file_bytes: int) -> Iterator[SparkSession]:
-        """Provide a session that rewrites files into files of up to this size."""
         has_keys = "merge_key" in self.lake.schema(table).names
         sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
         settings = sizes | (_FINDS_KEYS if has_keys else {})

@@ -32,24 +32,18 @@ FILE: Final = pa.field("file", pa.string())
 """The column with the entry of a file for a commit, as JSON."""
 
 FAILURE: Final = pa.field("failure", pa.string())
-"""The column with the trace of what a task has raised, in a row of its own.
-
-It is no failure for Spark, which would kill the other tasks wherever they are. So all have ended
-when the driver deletes the files of the batch.
-"""
+"""The trace of what a task has raised, in a row of its own: for Spark it is no failure, for which
+it would kill the other tasks, so that all have ended when the batch's files are deleted."""
 
 INPUT = "input"
-"""The column with the number of the input to which a row belongs, beside the columns of
-`engine.spark`.
-"""
+"""The number of a row's input, beside the columns of `engine.spark`."""
 
 
 @dataclass(frozen=True)
 class FromTables:
     """`Engine.from_tables` as a function for mapInArrow, whose rows are the numbers of tasks.
 
-    A task does what the embedded engine does, with the partitions of its group. What opens the lake
-    is in this object, and so neither in a plan nor in a command line.
+    What opens the lake is in this object, and so neither in a plan nor in a command line.
     """
 
     lake: Lake
@@ -64,7 +58,13 @@ class FromTables:
         engine = _engine(self.lake, self.engine_id)
         for number in (number for task in tasks for number in task["id"].to_pylist()):
             partitions = self.groups[number]
-            inputs = [_of_partitions(rows, partitions) for rows in self.inputs]
+            numbers = pa.array(partitions, pa.int32())
+            inputs = [
+                rows.filter(pc.is_in(rows["partition"], numbers))
+                if isinstance(rows, pa.Table)
+                else rows.of_partitions(partitions)
+                for rows in self.inputs
+            ]
             try:
                 rows = engine.from_tables(self.function, inputs, partitions, self.schema)
             except VersionGoneError as error:
@@ -76,9 +76,7 @@ class FromTables:
 
 @dataclass(frozen=True)
 class NewFiles:
-    """How the tasks of a batch make its files: the beginning of the files' names, and the umask of
-    the run, whoever the executors are.
-    """
+    """How a batch's tasks make files: the beginning of their names, and the umask of the run."""
 
     prefix: str
     umask: int
@@ -100,9 +98,8 @@ class NewFiles:
 class ToFiles:
     """`Engine.taken` as a function for mapInArrow, whose rows are the numbers of ranges.
 
-    A task reads a range of Kafka and writes its records to a file of bronze, which no commit names
-    yet. It yields the groups of a summary of its records, each with the file's entry for a commit
-    (`FILE`), or its failure (`FAILURE`).
+    A task writes the records of a range to a file of bronze, which no commit names yet. It yields
+    the groups of their summary, each with the file's entry (`FILE`), or its failure (`FAILURE`).
     """
 
     lake: Lake
@@ -129,11 +126,8 @@ class ToFiles:
         engine = _engine(self.lake, self.engine_id)
         for number in (number for task in tasks for number in task["id"].to_pylist()):
             groups = list[pa.Table]()
-            added = engine.write_file(
-                self._table,
-                self._row_groups(self.ranges[number], engine, groups),
-                self.files.prefix,
-            )
+            chunks = self._row_groups(self.ranges[number], engine, groups)
+            added = engine.write_file(self._table, chunks, self.files.prefix)
             if added is not None:
                 entry = pa.scalar(json.dumps(asdict(added)), FILE.type)
                 rows = pa.concat_tables(groups)
@@ -144,9 +138,6 @@ class ToFiles:
     def _row_groups(
         self, offset_range: Range, engine: EmbeddedEngine, groups: list[pa.Table]
     ) -> Iterator[pa.Table]:
-        """Yield the records of a range in chunks that are worth a row group, and add the groups of
-        each to `groups`.
-        """
         schema = self.lake.schema(self._table)
         chunk = list[pa.Table]()
         for batch in read_range(self.source.kafka, offset_range):
@@ -174,8 +165,7 @@ class ToFiles:
 class RowsToFiles:
     """`Engine.append` of rows that tasks have, as a function for mapInArrow.
 
-    A task writes its rows to files of a table, which no commit names yet, and yields the files'
-    entries for one, or its failure.
+    A task writes its rows to files, and yields their entries for a commit, or its failure.
     """
 
     lake: Lake
@@ -195,7 +185,6 @@ class RowsToFiles:
         yield pa.record_batch([entries, pa.nulls(len(added), FAILURE.type)], schema=self.schema)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield the rows in chunks that are worth a row group."""
         schema = self.lake.schema(self.table)
         chunk = list[pa.RecordBatch]()
         for batch in batches:
@@ -208,10 +197,7 @@ class RowsToFiles:
 
 
 class _TaskReader(DeltaRsReader):
-    """Reader of a task: each table at the version that the driver has seen, or not at all.
-
-    From one task to the next it reads later commits alone.
-    """
+    """Reader of a task: each table at the version that the driver has seen, or not at all."""
 
     def __init__(self, lake: Lake) -> None:
         super().__init__(lake)
@@ -242,30 +228,19 @@ def _engine(lake: Lake, engine_id: str) -> EmbeddedEngine:
     return _engines[engine_id]
 
 
-def _of_partitions(rows: Input, partitions: Sequence[int]) -> Input:
-    if isinstance(rows, pa.Table):
-        return rows.filter(pc.is_in(rows["partition"], pa.array(partitions, pa.int32())))
-    return rows.of_partitions(partitions)
-
-
 def called(
     function: Function, names: Sequence[Mapping[str, str]], schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a pure function of several tables as one for mapInArrow, whose columns are named as by
-    `engine.spark`.
-    """
+    """Return a pure function of several tables, named as by `engine.spark`, for mapInArrow."""
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run in a Python worker of Spark: give the function its inputs, which came as one group,
-        and yield its rows.
-        """
+        """Run in a Python worker of Spark: yield the function's rows of its inputs, one group."""
         rows = list(batches)
         if not sum(batch.num_rows for batch in rows):
             return
         table = pa.Table.from_batches(rows)
-        yield from _chunks(
-            function(*(_input_rows(table, i, columns) for i, columns in enumerate(names))), schema
-        )
+        inputs = [_input_rows(table, i, columns) for i, columns in enumerate(names)]
+        yield from _chunks(function(*inputs), schema)
 
     return call
 
@@ -273,8 +248,7 @@ def called(
 def called_in_chunks(
     function: InChunks, names: Sequence[Mapping[str, str]], schema: pa.Schema, size: int
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for mapInArrow, as `called` does, from one that takes rows in pieces of
-    about `size` bytes.
+    """Return, as `called`, a function that takes rows in pieces of about `size` bytes.
 
     These rows are the last input, and come after the others, sorted by key.
     """
@@ -302,18 +276,12 @@ def called_in_chunks(
 
 
 def _input_rows(table: pa.Table, number: int, names: Mapping[str, str]) -> pa.Table:
-    """Return the rows of one input, with its own names of columns."""
-    return (
-        table.filter(pc.equal(table[INPUT], number))
-        .select([*names.values()])
-        .rename_columns([*names])
-    )
+    rows = table.filter(pc.equal(table[INPUT], number))
+    return rows.select([*names.values()]).rename_columns([*names])
 
 
 def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
-    """Yield rows that are sorted by partition and key in pieces of about `size` bytes, all rows of
-    a key in one piece.
-    """
+    """Yield sorted rows in pieces of about `size` bytes, all rows of a key in one piece."""
     chunk: list[pa.Table] = []
     for group in rows:
         chunk.append(group)
@@ -330,9 +298,7 @@ def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
 
 
 def _chunks(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield rows in batches of bounded size, with the types of a schema."""
     size = max(1, rows.num_rows * CHUNK_BYTES // max(1, rows.nbytes))
     for begin in range(0, rows.num_rows, size):
-        yield from (
-            rows.slice(begin, size).select(schema.names).cast(schema).combine_chunks().to_batches()
-        )
+        chunk = rows.slice(begin, size).select(schema.names).cast(schema)
+        yield from chunk.combine_chunks().to_batches()

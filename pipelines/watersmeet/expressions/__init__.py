@@ -1,8 +1,7 @@
 """The user's expressions, `publish.valid` and `publish.value`: DuckDB's SQL on every engine.
 
-They are evaluated by a process of their own (`expressions.process`), which has limits of memory and
-time, and may end without harm to a run. What an expression makes of a record is that record's
-alone.
+A process of their own evaluates them (`expressions.process`), within limits of memory and time, and
+may end without harm to a run. What an expression makes of a record is that record's alone.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
 
@@ -32,9 +30,7 @@ MESSAGE: Final = ("VARCHAR", "BLOB", "JSON")
 """Types of `publish.value`."""
 
 _MOST_ROWS: Final = 8_192
-"""Largest number of rows of a request: with more, DuckDB may begin to change the order in which it
-evaluates conditions, by the time that each took.
-"""
+"""Rows of a request: with more, DuckDB may reorder conditions by the time that each took."""
 
 _REQUEST_BYTES: Final = 16 * 1024**2
 """Size of the rows of a request, unless one row is larger."""
@@ -42,6 +38,7 @@ _REQUEST_BYTES: Final = 16 * 1024**2
 _KILLS: Final = 3
 """Number of processes, one after the other, that somebody else may end at the same row."""
 
+# The program of the process: it says in a line why it cannot serve, else nothing, then answers.
 _START: Final = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -54,8 +51,6 @@ except Exception as error:
 print(flush=True)
 serve(connection)
 """
-"""The program of the process: it says in a line why it cannot serve, else nothing, then answers."""
-
 
 _ENVIRONMENT: Final = {
     "LC_ALL": "C",
@@ -71,10 +66,8 @@ Answer: TypeAlias = tuple[dict[str, Any], pa.Table]
 class Outcome(NamedTuple):
     """What an expression makes of some rows.
 
-    - `values`: null where it is null, or failed.
-    - `failed`: True for each row for which it failed.
-    - `error`: why it failed for the first of them, without anything that may be a value of a
-      record; None where it did not.
+    `values`: null where it is null, or failed; `failed`: where it failed; `error`: why, for the
+    first of these rows, without anything that may be a value of a record.
     """
 
     values: pa.ChunkedArray
@@ -83,9 +76,7 @@ class Outcome(NamedTuple):
 
 
 def expression_problem(text: str, columns: pa.Schema, kinds: tuple[str, ...]) -> str | None:
-    """Return what is wrong with an expression over these columns that must give one of `kinds`, in
-    words; None where nothing is.
-    """
+    """Return what is wrong with an expression over these columns that must give one of `kinds`."""
     problem, _ = _evaluator().check(text, columns, kinds)
     return None if problem is None else f"`{' '.join(text.split())}` {problem}"
 
@@ -93,30 +84,24 @@ def expression_problem(text: str, columns: pa.Schema, kinds: tuple[str, ...]) ->
 def evaluate(text: str, rows: pa.Table, kinds: tuple[str, ...]) -> Outcome:
     """Return what an expression that gives one of `kinds` makes of each row.
 
-    Raises ConfigurationError for one that does not pass the gate: whoever may write to a lake's
-    epochs may not have other expressions evaluated.
+    Raises ConfigurationError for one that does not pass the gate, even from a lake's epochs.
     """
     return _evaluator().evaluate(text, rows, kinds)
 
 
-@dataclass
 class _Evaluator:
-    """The process of this process; it starts with the first expression, and again where it has
-    ended.
-    """
+    """The process of this process: started with the first expression, and again after its end."""
 
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _process: subprocess.Popen[bytes] | None = None
-    _was_fresh: bool = True
-    """True where the last request was the first one of its process."""
-    _checked: dict[tuple[str, bytes, tuple[str, ...]], tuple[str | None, list[str]]] = field(
-        default_factory=dict
-    )
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._was_fresh = True
+        """True where the last request was the first one of its process."""
+        self._checked: dict[object, tuple[str | None, list[str]]] = {}
 
     def check(
         self, text: str, columns: pa.Schema, kinds: tuple[str, ...]
     ) -> tuple[str | None, list[str]]:
-        """Return what is wrong with an expression, and the columns that it reads."""
         key = text, columns.serialize().to_pybytes(), kinds
         with self._lock:
             if key not in self._checked:
@@ -126,7 +111,6 @@ class _Evaluator:
             return self._checked[key]
 
     def evaluate(self, text: str, rows: pa.Table, kinds: tuple[str, ...]) -> Outcome:
-        """See `evaluate`."""
         problem, columns = self.check(text, rows.schema, kinds)
         if problem is not None:
             raise ConfigurationError(
@@ -141,10 +125,11 @@ class _Evaluator:
         request = {"text": text}
         found = []
         error = None
-        begin = 0
-        size = _MOST_ROWS
+        begin, size = 0, _MOST_ROWS
         while begin < rows.num_rows:
-            some = _request(rows, begin, size)
+            some = rows.slice(begin, size)
+            while len(some) > 1 and some.nbytes > _REQUEST_BYTES:
+                some = some.slice(0, len(some) // 2)
             with self._lock:
                 answer = self._alone(request, some) if len(some) == 1 else self._ask(request, some)
                 if isinstance(answer, int) or not answer[0]["answer"]:
@@ -155,15 +140,16 @@ class _Evaluator:
             found.append(answer[1])
             begin += len(some)
             size = min(_MOST_ROWS, 2 * size)
-        outcome = _outcome(found, error, kinds)
-        return outcome if len(rows) == count else _repeated(outcome, count)
+        kind = pa.bool_() if kinds == PREDICATE else pa.large_binary()
+        schema = pa.schema([("value", kind), ("failed", pa.bool_())])
+        made = pa.concat_tables([schema.empty_table(), *(each.cast(schema) for each in found)])
+        if len(rows) != count:
+            made = made.take(pa.repeat(pa.scalar(0, pa.int8()), count))
+        return Outcome(made["value"], made["failed"], error)
 
     def _alone(self, request: dict[str, Any], row: pa.Table) -> Answer:
-        """Return the answer to a request of one row, or of none.
-
-        The process may lack memory for it because of what it has done before: so its failure counts
-        in a process that has done nothing else.
-        """
+        # The process may lack memory for it because of what it has done before: so its failure
+        # counts in a process that has done nothing else.
         killed = 0
         while isinstance(answer := self._ask(request, row), int):
             is_killed = answer == -signal.SIGKILL  # by the kernel, or by a person
@@ -177,7 +163,6 @@ class _Evaluator:
         return answer
 
     def _ask(self, request: dict[str, Any], rows: pa.Table) -> Answer | int:
-        """Return the answer to a request; how the process ended, if it did."""
         self._was_fresh = self._process is None
         process = self._process = self._process or _started()
         try:
@@ -195,7 +180,6 @@ class _Evaluator:
 
 
 def _read(rows: pa.Table, columns: list[str]) -> pa.Table:
-    """Return these columns; where only the length of a list is read, one of as many zeros."""
     read = {}
     for column in columns:
         name = column.removeprefix(COUNTED)
@@ -214,36 +198,13 @@ def _zeros(lists: pa.ListArray) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, values, mask=lists.is_null())
 
 
-def _request(rows: pa.Table, begin: int, size: int) -> pa.Table:
-    some = rows.slice(begin, size)
-    while len(some) > 1 and some.nbytes > _REQUEST_BYTES:
-        some = some.slice(0, len(some) // 2)
-    return some
-
-
 def _failed(error: str) -> Answer:
-    """Return an answer about one row, for which an expression fails."""
     head = {"answer": True, "error": error, "problem": f"cannot be planned: {error}", "columns": []}
     return head, pa.table({"value": pa.nulls(1), "failed": [True]})
 
 
-def _outcome(found: list[pa.Table], error: str | None, kinds: tuple[str, ...]) -> Outcome:
-    kind = pa.bool_() if kinds == PREDICATE else pa.large_binary()
-    schema = pa.schema([("value", kind), ("failed", pa.bool_())])
-    rows = pa.concat_tables([schema.empty_table(), *(answer.cast(schema) for answer in found)])
-    return Outcome(rows["value"], rows["failed"], error)
-
-
-def _repeated(outcome: Outcome, count: int) -> Outcome:
-    row = pa.nulls(count, pa.int8()).fill_null(0)
-    return Outcome(outcome.values.take(row), outcome.failed.take(row), outcome.error)
-
-
 def _started() -> subprocess.Popen[bytes]:
-    """Start a process for expressions, which knows this one's modules, and no secrets of it.
-
-    Raises ConfigurationError where it cannot serve, such as for want of DuckDB.
-    """
+    # It knows this one's modules, and no secrets of it.
     paths = json.dumps([str(Path(path).resolve()) for path in sys.path if path])
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START, paths],
@@ -269,5 +230,4 @@ _evaluators: dict[int, _Evaluator] = {}
 
 
 def _evaluator() -> _Evaluator:
-    """Return the evaluator of this process: one that was forked has none of its parent's."""
     return _evaluators.setdefault(os.getpid(), _Evaluator())

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
 from typing import Any, Final
 
@@ -34,9 +35,7 @@ OUTSIDE: Final[Mapping[str, str]] = {
     "vector_type": "is how a batch lies in memory",
     "version": "is DuckDB's own release",
 }
-"""Functions that DuckDB calls CONSISTENT, and that read something beside their arguments; and one
-that it does not list.
-"""
+"""Functions that DuckDB calls CONSISTENT, or does not list, and that read something else."""
 
 _INTERNAL: Final = "__internal_"
 """Beginning of the names of functions that trust their arguments, as DuckDB's own plans may."""
@@ -116,10 +115,9 @@ _KIND_OF_ERROR: Final = re.compile(r"^[A-Z]\w+(?: \w+)* Error: ")
 def problem(
     connection: duckdb.DuckDBPyConnection, text: str, kinds: tuple[str, ...]
 ) -> tuple[str | None, list[str]]:
-    """Return what is wrong with an expression over the columns of `ROWS` that must give one of
-    `kinds`, in words, and which of the columns it reads; None where nothing is wrong. Those of
-    which it reads only the length begin with `COUNTED`.
+    """Return what is wrong with an expression over `ROWS` that must give one of `kinds`, or None.
 
+    Then the columns that it reads; the name begins with `COUNTED` where only the length is read.
     Raises duckdb.Error where DuckDB cannot plan it.
     """
     columns = connection.table(ROWS).columns
@@ -150,14 +148,12 @@ class RefusedError(Exception):
 
 
 def _tree(connection: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
-    """Return the tree of a text that is one expression, with and without brackets around it."""
     if not all(c.isprintable() or c.isspace() for c in text):
         raise RefusedError("has characters that cannot be seen")
     nodes = [_parsed(connection, f"SELECT {spelled}\n") for spelled in (text, f"({text}\n)", "1")]
     expressions = [node.pop("select_list") for node in nodes]
-    if len(expressions[0]) != 1 or not nodes[0] == nodes[1] == nodes[2]:
-        raise RefusedError("is not one expression")
-    if expressions[0] != expressions[1]:
+    is_one = len(expressions[0]) == 1 and nodes[0] == nodes[1] == nodes[2]
+    if not is_one or expressions[0] != expressions[1]:
         raise RefusedError("is not one expression")
     [tree] = expressions[0]
     if tree["alias"]:
@@ -180,48 +176,28 @@ def _without_location(node: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
-@dataclass(frozen=True)
 class _Catalog:
     """What DuckDB has, by names in lower case."""
 
-    connection: duckdb.DuckDBPyConnection
-
-    @cached_property
-    def functions(self) -> dict[str, set[tuple[str, str | None]]]:
-        """By its name, what DuckDB says of each function that may stand in an expression: its kind
-        and stability.
-        """
-        found: dict[str, set[tuple[str, str | None]]] = {}
-        for name, kind, stability in self._select("function_type, stability"):
-            if kind in ("scalar", "aggregate", "macro"):
-                found.setdefault(name.lower(), set()).add((kind, stability))
-        return found
-
-    @cached_property
-    def macros(self) -> dict[str, list[tuple[list[str], str]]]:
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self.functions = defaultdict[str, set[tuple[str, str | None]]](set)
+        """Kind and stability of each that may stand in an expression."""
+        self.macros = defaultdict[str, list[tuple[list[str], str]]](list)
         """Parameters and body of each macro of a name."""
-        found: dict[str, list[tuple[list[str], str]]] = {}
-        for name, kind, names, body in self._select("function_type, parameters, macro_definition"):
+        self.of_lambdas: set[str] = set()
+        types = connection.execute("SELECT type_name FROM duckdb_types() WHERE internal")
+        self.types = {name.lower() for (name,) in types.fetchall()}
+        functions = connection.execute(
+            "SELECT function_name, function_type, stability, parameters, parameter_types, "
+            "macro_definition FROM duckdb_functions()"
+        )
+        for name, kind, stability, parameters, kinds, body in functions.fetchall():
+            if kind in ("scalar", "aggregate", "macro"):
+                self.functions[name.lower()].add((kind, stability))
             if kind == "macro":
-                found.setdefault(name.lower(), []).append(([n.lower() for n in names], body))
-        return found
-
-    @cached_property
-    def of_lambdas(self) -> frozenset[str]:
-        """Names of the functions that take a lambda, as their second argument."""
-        rows = self._select("parameter_types")
-        return frozenset(name.lower() for name, types in rows if "LAMBDA" in (types or ()))
-
-    @cached_property
-    def types(self) -> frozenset[str]:
-        """Names of DuckDB's own types."""
-        rows = self.connection.execute("SELECT type_name FROM duckdb_types() WHERE internal")
-        return frozenset(name.lower() for (name,) in rows.fetchall())
-
-    def _select(self, columns: str) -> list[tuple[Any, ...]]:
-        return self.connection.execute(
-            f"SELECT function_name, {columns} FROM duckdb_functions()"
-        ).fetchall()
+                self.macros[name.lower()].append(([each.lower() for each in parameters], body))
+            if "LAMBDA" in (kinds or ()):
+                self.of_lambdas.add(name.lower())
 
 
 @cache
@@ -251,10 +227,7 @@ class Gate:
             for child in node:
                 yield from self.columns_of(child, scope, within)
         elif isinstance(node, dict):
-            checks = {
-                "COLUMN_REF": self._column,
-                "FUNCTION": self._function,
-            }
+            checks = {"COLUMN_REF": self._column, "FUNCTION": self._function}
             kind = node.get("class")
             if kind is not None:
                 self._check(node)
@@ -277,7 +250,6 @@ class Gate:
                 raise RefusedError("has the index 0: a list begins with 1, as in `orders[1]`")
 
     def _check_type(self, kind: object) -> None:
-        """Raise RefusedError where a type, or one inside it, is not DuckDB's own."""
         if isinstance(kind, list):
             for part in kind:
                 self._check_type(part)
@@ -313,11 +285,8 @@ class Gate:
         if node["distinct"] or node["filter"] or node["order_bys"]["orders"]:
             raise RefusedError(f"has `{name}` over other rows")
         self._check_function(name, children, within)
-        if (
-            name in self._catalog.of_lambdas
-            and len(children) > 1
-            and children[1]["class"] == "LAMBDA"
-        ):
+        has_lambda = len(children) > 1 and children[1]["class"] == "LAMBDA"
+        if has_lambda and name in self._catalog.of_lambdas:
             named, body = _lambda(children[1])
             yield from self.columns_of([children[0], *children[2:]], scope, within)
             yield from self.columns_of(body, scope | named, within)
@@ -348,7 +317,6 @@ class Gate:
                     pass
 
     def _check_known(self, name: str) -> None:
-        """Raise RefusedError for what DuckDB does not know, or calls no pure function of a row."""
         found = self._catalog.functions.get(name, set())
         if not found or name.startswith(_INTERNAL):
             instead = f": write `{_SPELLINGS[name]}`" if name in _SPELLINGS else ""
@@ -365,14 +333,12 @@ class Gate:
     def _inside(
         self, name: str, tree: object, parameters: frozenset[str], within: tuple[str, ...]
     ) -> Iterator[str]:
-        """Check the body of a macro."""
         try:
             yield from self.columns_of(tree, parameters, (*within, name))
         except RefusedError as error:
             raise RefusedError(f"has `{name}`, which {error}") from None
 
     def _check_aggregate(self, name: str, children: list[dict[str, Any]]) -> None:
-        """Raise RefusedError where a list is aggregated by an aggregate that draws lots."""
         if name not in _LIST_AGGREGATES:
             return
         for child in children[1:2]:
@@ -385,7 +351,6 @@ class Gate:
 
 
 def _is_written_out(node: Mapping[str, Any]) -> bool:
-    """Return whether a node of a tree is a constant."""
     if node["class"] == "CAST":
         return _is_written_out(node["child"])
     return bool(node["class"] == "CONSTANT")
@@ -396,16 +361,14 @@ def _is_name(node: Mapping[str, Any]) -> bool:
 
 
 def _lambda(node: Mapping[str, Any]) -> tuple[frozenset[str], object]:
-    """Return the parameters of a lambda and its body."""
     left = node["lhs"]
     named = left["children"] if left["class"] == "FUNCTION" else [left]
-    if any(name["class"] != "COLUMN_REF" or len(name["column_names"]) != 1 for name in named):
+    if not all(map(_is_name, named)):
         raise RefusedError(f"has a lambda that DuckDB does not know: {_LAMBDA}")
     return frozenset(name["column_names"][0].lower() for name in named), node["expr"]
 
 
 def _reason(error: duckdb.Error, text: str) -> str:
-    """Return the first line of DuckDB's error, with the spelling that works where one is known."""
     line = _KIND_OF_ERROR.sub("", next(iter(str(error).splitlines()), ""))
     if "lambda arrow" in line:
         return _LAMBDA
@@ -413,7 +376,6 @@ def _reason(error: duckdb.Error, text: str) -> str:
 
 
 def _hint(text: str) -> str:
-    """Return how what looks like Spark's SQL is spelled, for the end of a sentence."""
     if "`" in text:
         return '; a name is quoted with double quotes, "..."'
     words = re.findall(r"\bexists\s*(?=\()|\brlike\b", text.lower())

@@ -1,8 +1,8 @@
 """The process that evaluates expressions of the user: DuckDB, apart from the memory of a run.
 
-It reads requests from its standard input and answers on its standard output, and ends with whoever
-started it: at the end of the input, or else by its limit of time. It holds DuckDB's one connection,
-which reaches nothing outside and is locked. What it cannot answer within its limits ends it.
+It reads requests from its standard input, answers on its standard output, and ends with whoever
+started it. DuckDB's one connection reaches nothing outside and is locked. What it cannot answer
+within its limits ends it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.expressions.gate import ROWS, problem, query
-from watersmeet.expressions.protocol import (
-    MEMORY_BYTES,
-    RESULT_BYTES,
-    ROW_S,
-    ROWS_S,
-    read,
-    write,
-)
+from watersmeet.expressions.protocol import MEMORY_BYTES, RESULT_BYTES, ROW_S, ROWS_S, read, write
 
 _SETTINGS: Final = {
     "threads": "1",
@@ -119,11 +112,6 @@ def _answer(
 def _evaluated(
     connection: duckdb.DuckDBPyConnection, text: str, rows: pa.Table
 ) -> tuple[dict[str, Any], pa.Table]:
-    """Return the value of each row, and whether it has none because of an error; for one row with
-    the error.
-
-    No answer where that is not known of so many rows.
-    """
     try:
         values = _values(connection, query(text))
         return _ANSWER, pa.table({"value": values, "failed": pa.repeat(False, len(values))})
@@ -141,11 +129,7 @@ def _evaluated(
 def _tried(
     connection: duckdb.DuckDBPyConnection, text: str, rows: pa.Table
 ) -> tuple[dict[str, Any], pa.Table]:
-    """Return the same of rows of which some fail.
-
-    DuckDB can try most expressions: then it gives null for what fails, and else a struct, also of a
-    null.
-    """
+    # DuckDB can try most expressions: then it gives null for what fails, and else a struct.
     try:
         tried = _values(connection, query(f"TRY(struct_pack(value := ({text}\n)))"))
         values = pc.struct_field(tried.combine_chunks(), "value")
@@ -174,9 +158,7 @@ def _values(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.ChunkedArray:
 
 
 def _harmless(error: str) -> str:
-    """Return the beginning of DuckDB's sentence, as far as it has no value of a record: from a
-    quote, a bracket or a colon on, it may.
-    """
+    # From a quote, a bracket or a colon on, DuckDB's sentence may have a value of a record.
     kind, is_typed, rest = error.partition(": ")
     line = re.split(r"['\"(\[{:\n]", rest if is_typed else kind)[0].strip()
     return f"{kind}: {line}" if is_typed else line
@@ -184,7 +166,6 @@ def _harmless(error: str) -> str:
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """End this process where what is done inside the `with` block takes more processor time."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

@@ -24,11 +24,7 @@ log = logging.getLogger("watersmeet")
 
 @dataclass(frozen=True)
 class Expressions:
-    """The expressions of a configuration, or of an epoch.
-
-    `valid`: None where all merge records are valid. `value`: None for the default value of a
-    message.
-    """
+    """The expressions of a configuration, or of an epoch; None for what every record has."""
 
     valid: str | None
     value: str | None
@@ -60,12 +56,11 @@ class Expressions:
         return problems
 
     def validated(self, rows: pa.Table) -> pa.Table:
-        """Return rows of silver whose finished ones are judged.
+        """Return rows of silver whose finished ones are judged: `valid`, and the `invalid_reason`.
 
-        A finished row for which `valid` is not true has `valid` false and the reason `predicate`,
-        or `expression` where that is by an error. Otherwise one whose message with `value` has more
-        than `max_bytes` bytes has the reason `too_large`. All others keep the reason that they had,
-        and so do merge records without parts, which are too large themselves.
+        It is `predicate` where `valid` is not true, `expression` where that is by an error, and
+        else `too_large` where the message has more than `max_bytes` bytes. All others keep the
+        reason that they had, and so do merge records without parts, which are too large themselves.
         """
         if self.valid is None and self.value is None:
             return rows
@@ -97,9 +92,7 @@ class Expressions:
         return rows
 
     def refusals(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Return for each row why `valid` refuses it: `predicate`, or `expression` where it fails;
-        null where it does not.
-        """
+        """Return for each row why `valid` refuses it (`predicate`, `expression`), or null."""
         if self.valid is None:
             return pa.chunked_array([pa.nulls(len(rows), pa.string())])
         outcome = evaluate(self.valid, rows.select(self.columns), PREDICATE)
@@ -120,9 +113,7 @@ class Expressions:
             self.warn(failing.slice(0, 1), len(failing), pc.sum(is_judged).as_py())
 
     def warn(self, failing: pa.Table, failed: int, judged: int) -> None:
-        """Log that `valid` fails for so many of the judged merge records, and why it does for the
-        first of these rows.
-        """
+        """Log that `valid` fails for so many merge records, and why for the first of these rows."""
         error = evaluate(self.valid or "", failing.select(self.columns), PREDICATE).error
         warn("publish.valid", failed, judged, error)
 
@@ -130,7 +121,7 @@ class Expressions:
 def warn(name: str, failed: int, judged: int, error: str | None) -> None:
     """Log that an expression fails for some merge records, if it does.
 
-    This is for the process that decides about a batch: nobody reads what a task of Spark logs.
+    For the process that decides about a batch: nobody reads what a task of Spark logs.
     """
     if error is not None:
         log.warning("%s fails for %d of %d merge records: %s", name, failed, judged, error)

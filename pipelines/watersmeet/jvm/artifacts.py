@@ -1,9 +1,8 @@
-"""The pinned JVM artifacts: Delta Lake for Spark, and Apache Kafka's broker.
+"""This machine's Java, and the pinned JVM artifacts: Delta Lake for Spark, and Kafka's broker.
 
 `jars.lock` names each file by its Maven coordinates, with its hash. `make install` puts them into
-the folder `jars` of a clone's environment. Without that, they are fetched into the user's cache the
-first time that they are needed, from a Maven repository. A file that is not the recorded one is
-never used.
+the folder `jars` of a clone's environment; else they are fetched into the user's cache when they
+are first needed. A file that is not the recorded one is never used.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -31,14 +31,10 @@ log = logging.getLogger("watersmeet")
 SPARK: Final = "spark"
 BROKER: Final = "broker"
 GROUPS: Mapping[str, str] = {SPARK: "Delta Lake for Spark", BROKER: "the embedded broker"}
-"""The groups of artifacts, by the names that they have in `jars.lock`, as folders and as extras,
-and what each is for.
-"""
+"""What each group of artifacts (a name in `jars.lock`, a folder and an extra) is for."""
 
 LOCK: Final = Path(__file__).with_name("jars.lock")
-"""The file with a line for each artifact: its hash, as `sha256sum` writes it, its group and its
-coordinates.
-"""
+"""The file with each artifact's hash, as `sha256sum` writes it, group and coordinates."""
 
 REPOSITORY: Final = "WATERSMEET_MAVEN_REPOSITORY"
 """The environment variable that names the Maven repository to fetch from, by its URL."""
@@ -91,24 +87,18 @@ def pinned(group: str, lock: Path = LOCK) -> dict[str, Artifact]:
 
 
 def jars(group: str) -> list[Path]:
-    """Return the jars of a group, fetched into the user's cache where they are not there yet.
-
-    Raises ArtifactsError where they cannot be fetched, or where a file is not the recorded one.
-    """
+    """Return the jars of a group, fetched if they are missing, or raise ArtifactsError."""
     return fetch(group, place_of(group))
 
 
 def place_of(group: str) -> Path:
-    """Return where the folder of a group is: in that of the environment's artifacts, where the
-    whole group is there, or else in that of the user's cache.
-    """
+    """Return where a group's folder is: in the environment, if it is whole there, or the cache."""
     installed = Path(sys.prefix, "jars")
     return installed if not _missing(pinned(group), installed / group) else cache_folder()
 
 
 def fetch(group: str, place: Path, lock: Path = LOCK) -> list[Path]:
-    """Fetch what is missing of a group into its folder below `place`, and return all of its files,
-    checked against their hashes.
+    """Fetch what is missing of a group into its folder below `place`; return its checked files.
 
     Raises ArtifactsError where a file cannot be fetched, or is not the recorded one.
     """
@@ -153,11 +143,7 @@ def hash_of(file: Path) -> str:
 
 
 def _download(artifacts: list[Artifact], new: Path, folder: Path) -> str | None:
-    """Put the artifacts that a Maven repository has, and that are the recorded ones, into a folder,
-    by way of an empty one.
-
-    Returns why one of them is not there, or None.
-    """
+    # By way of an empty folder. Returns why a file is not there, or None.
     try:
         from jgo.maven import MavenContext
     except ImportError:
@@ -172,12 +158,9 @@ def _download(artifacts: list[Artifact], new: Path, folder: Path) -> str | None:
 
 
 def _take(maven: MavenContext, folder: Path, artifact: Artifact) -> str | None:
-    """Put an artifact into a folder; return why that failed, or None."""
-    asked = (
-        maven.project(artifact.organisation, artifact.module)
-        .at_version(artifact.version)
-        .artifact(artifact.classifier, artifact.extension)
-    )
+    project = maven.project(artifact.organisation, artifact.module)
+    component = project.at_version(artifact.version)
+    asked = component.artifact(artifact.classifier, artifact.extension)
     problem = None
     for _ in range(_TRIES):
         try:
@@ -201,27 +184,22 @@ def _take(maven: MavenContext, folder: Path, artifact: Artifact) -> str | None:
 
 
 def _host(maven: MavenContext) -> str:
-    """Name the repository, without a password that its URL may have."""
     return ", ".join(urlsplit(url).hostname or url for url in maven.remote_repos.values())
 
 
 def _cause(error: BaseException) -> str:
-    """Return what has caused an error in the end, without addresses of objects."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return getattr(error, "strerror", None) or type(error).__name__
 
 
 def _repository() -> dict[str, str] | None:
-    """Return the repository that the environment names, or else the mirror of Maven's own
-    settings; None for Maven Central.
-    """
+    # The environment's, or the mirror of Maven's own settings; None for Maven Central.
     url = os.environ.get(REPOSITORY) or _mirror(Path("~/.m2/settings.xml").expanduser())
     return {"repository": url.rstrip("/")} if url else None
 
 
 def _mirror(settings: Path) -> str | None:
-    """Return the URL of the mirror that Maven's settings name for Maven Central."""
     try:
         mirrors = ElementTree.parse(settings).iterfind(".//{*}mirror")
     except (OSError, ElementTree.ParseError):
@@ -231,3 +209,17 @@ def _mirror(settings: Path) -> str | None:
         if {"*", "external:*", "central"} & {*of} and "!central" not in of:
             return (mirror.findtext("{*}url") or "").strip() or None
     return None
+
+
+def java_command() -> str | None:
+    """Return the program `java` of JAVA_HOME, or else of the PATH; None where there is none."""
+    java_home = os.environ.get("JAVA_HOME")
+    return shutil.which(str(Path(java_home, "bin", "java")) if java_home else "java")
+
+
+def missing_java() -> str:
+    """Say where no Java was found."""
+    java_home = os.environ.get("JAVA_HOME")
+    if not java_home:
+        return "no java is on the PATH"
+    return f"JAVA_HOME is {java_home}, and no bin/java is there"

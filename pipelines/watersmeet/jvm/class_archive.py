@@ -1,8 +1,7 @@
 """The archive of the classes that Spark's JVM loads at its start.
 
 Java maps it into memory (class data sharing), where it would read, check and link 27,000 classes
-from jars: a third of a start. Java takes an archive only with the very Java and jars that it was
-made with, and else starts without it.
+from jars: a third of a start. It takes only an archive of the very Java and jars.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from watersmeet.jvm.artifacts import SPARK, place_of
-from watersmeet.jvm.java import java_command
+from watersmeet.jvm.artifacts import SPARK, java_command, place_of
 
 
 def folder() -> Path:
@@ -22,9 +20,7 @@ def folder() -> Path:
 
 
 def name() -> str | None:
-    """Return the name of the archive for this machine's Java and Spark; None where there is no Java
-    or no Spark.
-    """
+    """Return the name of the archive for this machine's Java and Spark; None without either."""
     java = java_command()
     jars = _spark_jars()
     if java is None or not jars:
@@ -39,7 +35,7 @@ def name() -> str | None:
 def archive() -> Path | None:
     """Return the archive for this machine's Java and Spark; None where there is none.
 
-    Java crashes with one that was cut off, so that its size is part of the name of its file.
+    Java crashes with one that was cut off, so its size is part of the name of its file.
     """
     stem = name()
     if stem is None:
@@ -67,7 +63,6 @@ def java_options() -> list[str]:
 
 
 def _spark_jars() -> list[Path]:
-    """Return the jars of the Spark that pyspark starts."""
     spec = find_spec("pyspark")
     if spec is None:
         return []

@@ -1,13 +1,12 @@
-"""Questions to a Kafka cluster about its topics, and the requirements for topics to be merged and
-published to.
-"""
+"""Questions to a Kafka cluster about its topics, and what topics must be like."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +20,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
+from watersmeet.core.texts import identified
 from watersmeet.errors import (
     ConfigurationError,
     KafkaAccessError,
@@ -48,9 +48,7 @@ LARGEST_RECORD = 1_000_000_000 - BESIDE_VALUES
 """Size in bytes of the largest record that librdkafka sends, beside `BESIDE_VALUES`."""
 
 AFTER_MAX = "message.timestamp.after.max.ms"
-"""The topic setting that bounds how far ahead of a broker's clock a producer may set a
-timestamp.
-"""
+"""The topic setting that bounds how far ahead of a broker's clock a timestamp may be."""
 
 _TRANSACTION_LOG = "__transaction_state"
 _REPLICAS = "transaction.state.log.replication.factor"
@@ -76,7 +74,7 @@ class ExistingTopic(NamedTuple):
     @property
     def identified(self) -> str:
         """The name with Kafka's own identity of it."""
-        return f"{self.name} ({self.topic_id})"
+        return identified(self.name, self.topic_id)
 
 
 class Cluster:
@@ -104,30 +102,29 @@ class Cluster:
 
     def existing(self, topics: Iterable[str]) -> dict[str, ExistingTopic]:
         """Return those of these topics that exist, as one answer has them."""
-        existing = {}
-        for topic, description in self._described(topics).items():
-            id = description.topic_id
-            topic_id = f"{id.get_most_significant_bits():x}.{id.get_least_significant_bits():x}"
-            existing[topic] = ExistingTopic(topic, len(description.partitions), topic_id)
-        return existing
+        return {
+            topic: ExistingTopic(topic, len(description.partitions), _hex(description.topic_id))
+            for topic, description in self._described(topics).items()
+        }
 
     def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of each of these topics that exists."""
         return {name: topic.partitions for name, topic in self.existing(topics).items()}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Return Kafka's own identity of each of these topics that exists: another one after the
-        topic was deleted and created again.
-        """
+        """Return Kafka's own identity, which no other topic has, of each topic that exists."""
         return {name: topic.topic_id for name, topic in self.existing(topics).items()}
 
     def identified(self, topic: str) -> str:
-        """Return a topic's name with Kafka's own identity of it (`missing` where there is none).
-
-        No other topic is called so, before or after it.
-        """
+        """Return a topic's name with Kafka's own identity of it (`missing` where there is none)."""
         existing = self.existing([topic]).get(topic)
-        return f"{topic} (missing)" if existing is None else existing.identified
+        return identified(topic, "missing") if existing is None else existing.identified
+
+    def _settings(self, kind: Any, name: str, resource: str) -> dict[str, str]:
+        request = [ConfigResource(kind, name)]
+        [future] = self._admin.describe_configs(request, request_timeout=self.timeout_s).values()
+        entries = self._answer(future, "DESCRIBE_CONFIGS", resource)
+        return {name: entry.value for name, entry in entries.items()}
 
     def _described(self, topics: Iterable[str], timeout_s: float | None = None) -> dict[str, Any]:
         futures = self._admin.describe_topics(
@@ -141,16 +138,11 @@ class Cluster:
 
     def topic_settings(self, topic: str) -> dict[str, str]:
         """Return a topic's effective settings."""
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        [future] = self._admin.describe_configs([resource], request_timeout=self.timeout_s).values()
-        entries = self._answer(future, "DESCRIBE_CONFIGS", topic)
-        return {name: entry.value for name, entry in entries.items()}
+        return self._settings(ConfigResource.Type.TOPIC, topic, topic)
 
     def check_transactions(self) -> None:
         """Raise KafkaRequestError where no transaction can begin: the log that Kafka keeps of them
-        is to have more replicas than there are brokers.
-
-        Where the cluster does not show its settings, nothing is raised.
+        is to have more replicas than there are brokers, as far as the cluster shows its settings.
         """
         with suppress(KafkaAccessError):
             if _TRANSACTION_LOG in self._described([_TRANSACTION_LOG]):
@@ -158,28 +150,22 @@ class Cluster:
             description = self._admin.describe_cluster(request_timeout=self.timeout_s)
             cluster = self._answer(description, "DESCRIBE", "the cluster")
             brokers = [node.id for node in cluster.nodes or ()]
-            resource = ConfigResource(ConfigResource.Type.BROKER, str(brokers[0]))
-            futures = self._admin.describe_configs([resource], request_timeout=self.timeout_s)
-            [future] = futures.values()
-            settings = self._answer(future, "DESCRIBE_CONFIGS", "the brokers")
-            replicas = int(settings[_REPLICAS].value)
+            kind = ConfigResource.Type.BROKER
+            replicas = int(self._settings(kind, str(brokers[0]), "the brokers")[_REPLICAS])
             if replicas > len(brokers):
                 has = "1 broker" if len(brokers) == 1 else f"{len(brokers)} brokers"
                 raise KafkaRequestError(
                     f"Kafka at {self.kafka.bootstrap_servers} can begin no transaction: its "
                     f"log of them is to have {_REPLICAS}={replicas}, and the cluster has "
                     f"{has}",
-                    fix=(
-                        f"set that, and transaction.state.log.min.isr, to {len(brokers)} or less "
-                        "on the brokers, or start more of them"
-                    ),
+                    fix=f"set that, and transaction.state.log.min.isr, to {len(brokers)} or less "
+                    "on the brokers, or start more of them",
                 )
 
     def create_topic(
         self, topic: str, partitions: int, settings: Mapping[str, str], way_out: str = ""
     ) -> None:
-        """Create the topic and return once it can be seen; one that exists already, or comes to
-        exist meanwhile, is kept.
+        """Create the topic, unless it exists, and return once it can be seen.
 
         `way_out`: what else helps where Kafka does not take the settings, as a managed one may not.
         """
@@ -200,15 +186,11 @@ class Cluster:
             time.sleep(_LOOK_S)
 
     def bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
-        """Return, by partition, the first offset that Kafka still has and the exclusive end offset
-        of what is committed.
-        """
+        """Return, by partition, the first offset and the exclusive end of what is committed."""
         return self.bounds_of(topic, range(partitions))
 
     def bounds_of(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """Return `bounds` of some partitions, with two requests, however many partitions
-        there are.
-        """
+        """Return `bounds` of some partitions, by two requests."""
         numbers = list(partitions)
         starts = self._offsets(topic, numbers, _EARLIEST)
         ends = self._offsets(topic, numbers, _LATEST)
@@ -218,11 +200,21 @@ class Cluster:
         """Return, by partition, the exclusive end offset of what is committed."""
         return self._offsets(topic, range(partitions), _LATEST)
 
-    def settled_bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
-        """Return `bounds` once every transaction that was open at the time of the call has ended.
+    def leader_epochs(self, topic: str, partitions: int) -> dict[int, int]:
+        """Return, by partition, Kafka's number of its leader's term, where Kafka says it.
 
-        Until then, committed messages behind the first message of an open transaction cannot be
-        read. Raises OpenTransactionError where one is still open after `settling_s`.
+        Each later leader has a larger one, and what it appends bears it (`Message.leader_epoch`).
+        """
+        isolation = IsolationLevel.READ_COMMITTED
+        listed = self._listed(topic, range(partitions), _LATEST, isolation)
+        epochs = {p: info.leader_epoch for p, info in listed.items()}
+        return {p: epoch for p, epoch in epochs.items() if epoch is not None and epoch >= 0}
+
+    def settled_bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
+        """Return `bounds` once every transaction that is open at the time of the call has ended.
+
+        Until then, messages behind its first one cannot be read. Raises OpenTransactionError where
+        one is still open after `settling_s`.
         """
         ends = self._high_watermarks(topic, range(partitions))
         deadline = time.monotonic() + self.settling_s
@@ -232,31 +224,28 @@ class Cluster:
             if not behind:
                 return bounds
             if time.monotonic() > deadline:
-                raise OpenTransactionError(topic, behind[0], bounds[behind[0]][1])
+                raise OpenTransactionError(
+                    f"{topic}[{behind[0]}] has an open transaction of another producer at offset "
+                    f"{bounds[behind[0]][1]}, behind which nothing can be read",
+                    fix="try again when it has ended",
+                )
             time.sleep(_LOOK_S)
 
     def bounds_and_unsettled(
         self, topic: str, partitions: Iterable[int]
     ) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-        """Return `bounds_of` some partitions and, by partition with an open transaction, how many
-        offsets lie behind its beginning.
-        """
+        """Return `bounds_of`, and by partition how many offsets lie behind an open transaction."""
         ends = self._high_watermarks(topic, partitions)
         bounds = self.bounds_of(topic, ends)
         return bounds, {p: end - bounds[p][1] for p, end in ends.items() if bounds[p][1] < end}
 
     def _high_watermarks(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """Return, by partition, the exclusive end offset of everything, committed or not.
-
-        It is asked for before the end of what is committed: where that is smaller, a transaction is
-        open.
-        """
+        # Also of what is not committed. It is asked for before the end of what is committed: where
+        # that is smaller, a transaction is open.
         return self._offsets(topic, partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
 
     def offsets_at(self, topic: str, partitions: int, timestamp_ms: int) -> dict[int, int]:
-        """Return, by partition, the first offset with this Kafka timestamp or a later one; where
-        there is none, the end offset.
-        """
+        """Return, by partition, the first offset at this Kafka timestamp or later, else the end."""
         offsets = self._offsets(topic, range(partitions), OffsetSpec.for_timestamp(timestamp_ms))
         unknown = [p for p, offset in offsets.items() if offset < 0]
         return {**offsets, **(self._offsets(topic, unknown, _LATEST) if unknown else {})}
@@ -268,13 +257,16 @@ class Cluster:
         spec: Any,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[int, int]:
-        """Return an offset for each partition; ask again until our timeout, the first time early.
+        # A partition that was just created has no leader yet, and librdkafka asks a dead one until
+        # its own timeout: the first attempt ends early. A new client is asked for the topic first:
+        # otherwise its request for the leaders is lost now and then, with the bootstrap connection.
+        # On a busy machine an answer now and then has no offset, and no error either.
+        listed = self._listed(topic, partitions, spec, isolation)
+        return {p: info.offset for p, info in listed.items()}
 
-        A partition that was just created has no leader yet, and librdkafka asks a dead one until
-        its own timeout. A new client is asked for the topic first. Otherwise its request for the
-        leaders is lost now and then, with the bootstrap connection, which librdkafka drops for one
-        by broker id. On a busy machine an answer now and then has no offset, and no error either.
-        """
+    def _listed(
+        self, topic: str, partitions: Iterable[int], spec: Any, isolation: IsolationLevel
+    ) -> dict[int, Any]:
         deadline = time.monotonic() + self.timeout_s
         specs = {TopicPartition(topic, p): spec for p in partitions}
         limit_s = self.timeout_s * _FIRST_ATTEMPT
@@ -287,12 +279,12 @@ class Cluster:
                 futures = self._admin.list_offsets(
                     specs, isolation_level=isolation, request_timeout=attempt_s
                 )
-                offsets = {
-                    tp.partition: self._answer(future, "DESCRIBE", topic).offset
+                listed = {
+                    tp.partition: self._answer(future, "DESCRIBE", topic)
                     for tp, future in futures.items()
                 }
-                if OFFSET_INVALID not in offsets.values():
-                    return offsets
+                if all(info.offset != OFFSET_INVALID for info in listed.values()):
+                    return listed
                 unknown = KafkaError(KafkaError.OFFSET_NOT_AVAILABLE)
                 raise self._failure(unknown, "DESCRIBE", f"topic {topic}")
             except KafkaTransientError:
@@ -306,9 +298,6 @@ class Cluster:
         return ListeningAdmin(self.kafka)
 
     def _answer(self, future: Future[_Answer], permission: str, topic: str) -> _Answer:
-        """Return the answer to a request; stop waiting as soon as Kafka refuses the
-        client itself.
-        """
         if self._is_used:
             # Errors from before this request do not count. A new client is not polled for them: it
             # reports only once that there is no token.
@@ -337,20 +326,34 @@ class Cluster:
         raise self._failure(reason, permission, resource)
 
     def _failure(self, reason: KafkaError, permission: str, resource: str) -> WatersmeetError:
-        """Return the error of a request; where it may pass, the next request makes another client.
-
-        A client may wait without end for a broker that is gone, or ask in the name of a leader that
-        is one no more.
-        """
+        # A client may wait without end for a broker that is gone, or ask in the name of a leader
+        # that is one no more: the next request makes another.
         if is_passing(reason):
             self._is_used = False
             del self._admin
         return failure(self.kafka, reason, permission, resource)
 
 
+@dataclass(frozen=True)
+class Topics:
+    """Some topics of one cluster, each with so many partitions."""
+
+    kafka: KafkaSettings
+    names: Sequence[str]
+    partitions: int
+
+
+def ends_of(cluster: Cluster, topics: Topics) -> dict[str, dict[int, int]]:
+    """Return, by topic and partition, the exclusive end offset of what is committed."""
+    return {topic: cluster.ends(topic, topics.partitions) for topic in topics.names}
+
+
+def _hex(topic_id: Any) -> str:
+    return f"{topic_id.get_most_significant_bits():x}.{topic_id.get_least_significant_bits():x}"
+
+
 def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
-    """Return the number of partitions that all sources share, and also the topics that are written
-    to, where they exist.
+    """Return the number of partitions of all sources, and of the topics that are written to.
 
     `counts`: by topic, as `Cluster.partition_counts` returns them. Raises ConfigurationError where
     a source is missing or a number differs.
@@ -383,11 +386,11 @@ def unpartitioned(settings: Settings, counts: Mapping[str, int]) -> Iterator[Con
     }
     if len(set(source_counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in source_counts.items())
+        right = "give all of them the same number"
         yield ConfigurationError(
             f"the topics are not co-partitioned ({listed} partitions)",
             "sources",
-            "give all of them the same number, since a key must be in the same partition of "
-            "every source",
+            f"{right}, since a key must be in the same partition of every source",
         )
     partitions = next(iter(source_counts.values()), 0)
     for field, topic in written_topics(settings).items():
@@ -400,58 +403,44 @@ def unpartitioned(settings: Settings, counts: Mapping[str, int]) -> Iterator[Con
 
 
 def topics_of(settings: Settings) -> list[str]:
-    """Return the topics of all sources and those that are written to: `co_partitioned` needs their
-    numbers of partitions.
-    """
+    """Return all topics whose numbers of partitions `co_partitioned` needs."""
     return [*settings.topics, *written_topics(settings).values()]
 
 
 def written_topics(settings: Settings) -> dict[str, str]:
-    """Return the topics that gold writes to, by their field in `publish`: the sink, and those of
-    dead letters and of corrections.
-    """
+    """Return the topics that gold writes to, by their field in `publish`."""
     return {"topic": settings.publish.topic, **settings.publish.topics_beside_the_sink}
 
 
 def after_max(settings: Settings) -> str:
-    """Return how far after the broker's clock a topic should let timestamps lie (ms), where they
-    vouch for event times.
-    """
+    """Return how far (ms) ahead of the broker timestamps may be that vouch for event times."""
     return str(max(settings.merge.max_future_ms, 3_600_000))
 
 
 def sink_settings(settings: Settings) -> dict[str, str]:
     """Return the topic settings that the sink needs.
 
-    - Its messages carry event time: retention by age would delete a backfill, so there is none
-      unless the configuration sets one.
-    - A backlog may be published ahead of the broker's clock by `max_future`.
-    - Headers and key come on top of the value.
+    Its messages carry event time: retention by age would delete a backfill, and a backlog may be
+    ahead of the broker's clock by `max_future`. Headers and key come on top of the value.
     """
     return {
-        "cleanup.policy": "delete",
+        **_topic_settings(settings.publish.max_bytes),
         "retention.ms": str(settings.publish.retention_ms or -1),
-        "message.timestamp.type": "CreateTime",
         AFTER_MAX: after_max(settings),
-        "message.timestamp.before.max.ms": _UNBOUNDED,
-        "max.message.bytes": str(settings.publish.max_bytes + BESIDE_VALUES),
     }
 
 
-def dead_letter_settings(cluster: Cluster, settings: Settings) -> dict[str, str]:
-    """Return the topic settings that a topic of dead letters needs."""
-    return copy_settings(cluster, settings.topics)
-
-
 def copy_settings(cluster: Cluster, topics: Iterable[str]) -> dict[str, str]:
-    """Return the topic settings of a topic that takes every record that these topics take, with any
-    timestamp.
-    """
+    """Return the topic settings with which a topic takes every record that these topics take."""
     largest = max(int(cluster.topic_settings(topic)["max.message.bytes"]) for topic in topics)
+    return _topic_settings(largest)
+
+
+def _topic_settings(value_bytes: int) -> dict[str, str]:
     return {
         "cleanup.policy": "delete",
         "message.timestamp.type": "CreateTime",
         AFTER_MAX: _UNBOUNDED,
         "message.timestamp.before.max.ms": _UNBOUNDED,
-        "max.message.bytes": str(largest + BESIDE_VALUES),
+        "max.message.bytes": str(value_bytes + BESIDE_VALUES),
     }

@@ -1,9 +1,8 @@
-"""The meaning of Kafka's errors: a refused login, certificate or permission fails at once; only
-transient errors are waited for.
-"""
+"""The meaning of Kafka's errors: refusals fail at once, and what may pass is waited for."""
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import ssl
@@ -23,64 +22,69 @@ from watersmeet.errors import (
 )
 from watersmeet.settings import KafkaSettings
 
-_LOGIN: Final = {
-    KafkaError._AUTHENTICATION,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError.UNSUPPORTED_SASL_MECHANISM,
-}
-_PERMISSION: Final = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-}
+
+def _codes(names: str) -> frozenset[int]:
+    return frozenset(getattr(KafkaError, name) for name in names.split())
+
+
+_LOGIN: Final = _codes("_AUTHENTICATION SASL_AUTHENTICATION_FAILED UNSUPPORTED_SASL_MECHANISM")
+_PERMISSION: Final = _codes(
+    "TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
+)
 _ACCESS: Final = _LOGIN | _PERMISSION | {KafkaError._SSL}
-_MISSING_TOPIC: Final = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError.UNKNOWN_TOPIC_ID,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-}
-_PASSING: Final = {
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._MSG_TIMED_OUT,
-    KafkaError._RESOLVE,
-    KafkaError._TIMED_OUT,
-    KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._TRANSPORT,
-    KafkaError._WAIT_COORD,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.KAFKA_STORAGE_ERROR,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_CONTROLLER,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.NOT_ENOUGH_REPLICAS,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.THROTTLING_QUOTA_EXCEEDED,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-}
-"""Errors that may pass, without those that say so themselves (`retriable()`, which the
-transactional producer alone sets).
-"""
+_MISSING_TOPIC: Final = _codes(
+    "UNKNOWN_TOPIC_OR_PART UNKNOWN_TOPIC_ID _UNKNOWN_TOPIC _UNKNOWN_PARTITION"
+)
+_PASSING: Final = _codes(
+    "_ALL_BROKERS_DOWN _MSG_TIMED_OUT _RESOLVE _TIMED_OUT _TIMED_OUT_QUEUE _TRANSPORT _WAIT_COORD "
+    "COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE FENCED_LEADER_EPOCH "
+    "KAFKA_STORAGE_ERROR LEADER_NOT_AVAILABLE NOT_CONTROLLER NOT_COORDINATOR NOT_ENOUGH_REPLICAS "
+    "NOT_LEADER_FOR_PARTITION OFFSET_NOT_AVAILABLE REQUEST_TIMED_OUT THROTTLING_QUOTA_EXCEEDED "
+    "UNKNOWN_LEADER_EPOCH"
+)
+"""Errors that may pass, without those that say so themselves (`retriable()`, in transactions)."""
 
 _ADVERTISED: Final = re.compile(r"(\S+:\d+)/(\d+): ")
-"""The beginning of what librdkafka says of a broker that it knows from the cluster: its address and
-number.
-"""
+"""A broker's address and number, with which librdkafka's words about it begin."""
 
 _PROBE_TIMEOUT_S: Final = 2.0
 
+_HARMLESS: Final = re.compile(r"CONFWARN |.* \(after \d+ms in state (TRY_)?CONNECT\b")
+"""What librdkafka says of options that another kind of client has, and of a connection that was
+never made: no request was under way on it.
+"""
+
+
+class ConnectionLog(logging.Handler):
+    """Listens to librdkafka's log for a connection that broke, or a request that took too long.
+
+    Of these librdkafka calls no other callback: it tries again by itself, and says that it was
+    done. `is_shown`: whatever it says goes to standard error, too.
+    """
+
+    def __init__(self, *, is_shown: bool) -> None:
+        super().__init__(logging.INFO)
+        self.trouble = ""
+        """What it has said first."""
+        self.logger = logging.Logger("librdkafka")
+        """The logger for the client, which hears of it when it polls."""
+        self.logger.addHandler(self)
+        if is_shown:
+            self.logger.addHandler(logging.StreamHandler())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a line of the log. What nobody knows counts as trouble."""
+        said = record.getMessage()
+        if not self.trouble and not _HARMLESS.match(said):
+            self.trouble = said
+
 
 class ErrorLog:
-    """The last errors that a client reported on its own (`error_cb`, while it polls), the only way
-    in which it reports those of the login and of TLS.
+    """The last errors that a client reported on its own (`error_cb`, while it polls).
 
-    They are asked for since a moment of `time.monotonic()`, so that one client can serve many
-    requests.
+    Those of the login and of TLS come in no other way. They are asked for since a moment of
+    `time.monotonic()`, so that one client can serve many requests.
     """
 
     def __init__(self, kafka: KafkaSettings) -> None:
@@ -92,23 +96,16 @@ class ErrorLog:
         self._errors.append((time.monotonic(), error))
 
     def last(self, since: float) -> KafkaError | None:
-        """Return the most specific error since then: the last refusal, else the last error, where
-        "all brokers are down" comes behind any other.
-        """
+        """Return the last refusal since then, else the last error; "all are down" comes behind."""
         errors = [error for noted_s, error in list(self._errors) if noted_s >= since]
         return max(
             reversed(errors),
-            key=lambda error: (
-                error.code() in _ACCESS,
-                error.code() != KafkaError._ALL_BROKERS_DOWN,
-            ),
+            key=lambda e: (e.code() in _ACCESS, e.code() != KafkaError._ALL_BROKERS_DOWN),
             default=None,
         )
 
     def check(self, since: float, timeout_s: float, permission: str, resource: str) -> None:
-        """Raise a `failure` where Kafka has refused the client since then, or where `timeout_s`
-        have passed.
-        """
+        """Raise a `failure` where Kafka has refused the client since then, or time has run out."""
         error = self.last(since)
         if (error is not None and error.code() in _ACCESS) or time.monotonic() - since > timeout_s:
             silence = KafkaError(KafkaError._TIMED_OUT, f"{resource} does not answer")
@@ -123,10 +120,7 @@ def is_passing(error: KafkaError) -> bool:
 def failure(
     kafka: KafkaSettings, error: KafkaError, permission: str, resource: str
 ) -> WatersmeetError:
-    """Return the error that puts an error of Kafka into one sentence.
-
-    `permission` on `resource` (such as READ on `topic orders`) is what the request takes. The error
-    is:
+    """Return an error of Kafka in one sentence; the request takes `permission` on `resource`.
 
     - KafkaAccessError for a refused login, certificate or permission;
     - TopicChangedError for a topic that does not exist;
@@ -142,17 +136,13 @@ def failure(
         if "OAUTHBEARER" in mechanisms:
             return KafkaAccessError(
                 f"the login to Kafka at {servers} by a token fails ({detail})",
-                fix=(
-                    "check the sasl.oauthbearer. options in kafka.options, and that the brokers "
-                    "take tokens of that issuer"
-                ),
+                fix="check the sasl.oauthbearer. options in kafka.options, and that the brokers "
+                "take tokens of that issuer",
             )
         return KafkaAccessError(
             f"Kafka at {servers} refuses the login ({detail})",
-            fix=(
-                "check sasl.username, sasl.password, sasl.mechanism and security.protocol in "
-                "kafka.options"
-            ),
+            fix="check sasl.username, sasl.password, sasl.mechanism and security.protocol in "
+            "kafka.options",
         )
     if code in _PERMISSION:
         remedy = "READ, which includes it," if permission == "DESCRIBE" else "that permission"
@@ -164,10 +154,8 @@ def failure(
         if problem := _certificate_problem(kafka):
             return KafkaAccessError(
                 f"the certificate of Kafka at {servers} is not accepted ({problem})",
-                fix=(
-                    "ssl.ca.location in kafka.options must name the authority that signed it, "
-                    "and it must be valid today and for that host"
-                ),
+                fix="ssl.ca.location in kafka.options must name the authority that signed it, "
+                "and it must be valid today and for that host",
             )
         return KafkaAccessError(
             f"the TLS connection to Kafka at {servers} fails ({detail})",
@@ -180,17 +168,21 @@ def failure(
         )
     if code == KafkaError._RESOLVE and (advertised := _ADVERTISED.match(detail)):
         return KafkaUnreachableError(
-            servers,
-            f"its broker {advertised[2]} calls itself {advertised[1]}, which this machine cannot "
-            "resolve",
-            "correct advertised.listeners of that broker, or let this machine resolve the name",
+            f"no Kafka broker answers at {servers} (its broker {advertised[2]} calls itself "
+            f"{advertised[1]}, which this machine cannot resolve)",
+            fix="correct advertised.listeners of that broker, or let this machine resolve the name",
         )
     if is_passing(error):
         # librdkafka numbers what it noticed itself below zero, and what a broker has answered above
-        return (
-            KafkaUnreachableError(servers, detail)
-            if code < 0
-            else KafkaUnsettledError(servers, resource, detail)
+        if code > 0:
+            return KafkaUnsettledError(
+                f"Kafka at {servers} cannot serve {resource} just now ({detail})",
+                fix="if this goes on, look whether one of its brokers is down",
+            )
+        return KafkaUnreachableError(
+            f"no Kafka broker answers at {servers} ({detail})",
+            fix="start it, or correct kafka.bootstrap_servers, or security.protocol and the ssl. "
+            "options in kafka.options",
         )
     return KafkaRequestError(
         f"Kafka at {servers} refused {permission} on {resource}: {detail} ({error.name()})"
@@ -198,10 +190,7 @@ def failure(
 
 
 def _certificate_problem(kafka: KafkaSettings) -> str | None:
-    """Return why Python's TLS refuses the first broker's certificate, or None where it does not.
-
-    librdkafka says the same of every certificate.
-    """
+    # Python's TLS says what is wrong; librdkafka says the same of every certificate.
     options = kafka.options
     first_server = kafka.bootstrap_servers.split(",")[0].strip()
     host, _, port = first_server.rpartition("://")[2].rpartition(":")
@@ -211,10 +200,9 @@ def _certificate_problem(kafka: KafkaSettings) -> str | None:
             cafile=options.get("ssl.ca.location"), cadata=options.get("ssl.ca.pem")
         )
         context.check_hostname = options.get("ssl.endpoint.identification.algorithm") != "none"
-        with socket.create_connection(
-            (host.strip("[]"), int(port)), _PROBE_TIMEOUT_S
-        ) as connection:
-            context.wrap_socket(connection, server_hostname=host.strip("[]")).close()
+        host = host.strip("[]")
+        with socket.create_connection((host, int(port)), _PROBE_TIMEOUT_S) as connection:
+            context.wrap_socket(connection, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:
         return error.verify_message
     except (OSError, ValueError):

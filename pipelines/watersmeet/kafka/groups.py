@@ -1,5 +1,4 @@
-"""Commits of the progress of bronze and silver to consumer groups, so that Kafka's own tools show
-the lag; nothing reads them back.
+"""Commits of progress to consumer groups, for Kafka's own tools; nothing reads them back.
 
 A consumer that subscribes to nothing commits: it joins no group. (librdkafka's admin client can
 commit, too, but may abort the process where the coordinator goes away meanwhile.)
@@ -31,9 +30,7 @@ EVERY_S: Final = 1.0
 
 TIMEOUT_S: Final = 6.0
 _LOOK_S: Final = 0.01
-"""Seconds that a look for the answer takes: librdkafka hands it over in the midst of one, which
-goes on to its end.
-"""
+"""Seconds that a look for the answer takes, which goes on to its end."""
 _AGAIN_S: Final = 0.1
 
 
@@ -51,8 +48,7 @@ class Group:
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit offsets by topic and partition.
 
-        Raises KafkaTransientError where no broker takes them in time, and another WatersmeetError
-        where Kafka refuses it.
+        Raises KafkaTransientError where no broker takes them in time, or another WatersmeetError.
         """
         since = time.monotonic()
         while True:
@@ -85,11 +81,9 @@ class Group:
 
 
 class Groups:
-    """An observer of the layers that commits offsets to `watersmeet-NAME-bronze` (the next to read)
-    and `watersmeet-NAME-silver` (merged up to there).
+    """An observer that commits the next offsets to `watersmeet-NAME-bronze` and `-silver`.
 
-    It commits in a thread of its own. A group that cannot be committed to stops nothing: it is
-    tried again after the next batch, and a warning says so once.
+    A group that cannot be committed to stops nothing: it is tried again, and warned of once.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -149,8 +143,5 @@ class Groups:
         except WatersmeetError as error:
             if layer not in self._warned:
                 self._warned.add(layer)
-                log.warning(
-                    "%s; the run goes on, and Kafka's own tools do not show the lag of %s",
-                    error,
-                    layer,
-                )
+                unseen = "the run goes on, and Kafka's own tools do not show the lag of"
+                log.warning("%s; %s %s", error, unseen, layer)

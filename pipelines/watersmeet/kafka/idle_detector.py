@@ -1,6 +1,4 @@
-"""A watch for sources that have fallen silent: the idle policy may decide for those, and for no
-others.
-"""
+"""A watch for silent sources: the idle policy may decide for those, and for no others."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from watersmeet.settings import Settings
 
 @dataclass
 class IdleDetector:
-    """A watch over topic-partitions: one is silent once bronze has got nothing of it for
-    `idle_after_ms` of wall time, as far as this run saw.
-    """
+    """One is silent once bronze has got nothing of it for `idle_after_ms`, as this run saw."""
 
     settings: Settings
     idle_after_ms: int
@@ -28,9 +24,7 @@ class IdleDetector:
     _observed: float = 0.0
 
     def observe(self, ends: Mapping[TopicPartition, int]) -> set[TopicPartition]:
-        """Note where bronze ends (the next offset), and return the topic-partitions that have been
-        silent for long enough.
-        """
+        """Note where bronze ends (the next offset); return the topic-partitions that are silent."""
         now = self._observed = self.now_s()
         for tp, end in ends.items():
             if tp not in self._since or self._since[tp][0] != end:
@@ -39,9 +33,7 @@ class IdleDetector:
 
     @property
     def is_due(self) -> bool:
-        """True where a look is worth its cost: something has become silent since the last one, or
-        was for as long again.
-        """
+        """True where something became silent since the last look, or was for as long again."""
         now = self.now_s()
         silent_for = self.idle_after_ms / 1000
         became_silent = [
@@ -52,11 +44,9 @@ class IdleDetector:
         )
 
     def has_nothing_beyond(self, after: Mapping[TopicPartition, int]) -> bool:
-        """Return True where Kafka has no record after these offsets either, and no transaction is
-        open there.
+        """Return True where Kafka says that it has no record after these, and no open transaction.
 
-        If it has one, bronze is behind, and the source is not silent. Nor is it while a transaction
-        is open, whose records nobody can read yet. False where Kafka does not answer.
+        Else bronze is behind, or nobody can read the records yet.
         """
         kafka = self.settings.kafka
         cluster = Cluster(kafka)
@@ -65,13 +55,8 @@ class IdleDetector:
                 topic = tp.input.topic
                 bounds, unsettled = cluster.bounds_and_unsettled(topic, [tp.partition])
                 first, end = bounds[tp.partition]
-                if unsettled or any(
-                    read_range(
-                        kafka,
-                        Range(topic, tp.partition, max(first, offset + 1), end),
-                        max_records=1,
-                    )
-                ):
+                rest = Range(topic, tp.partition, max(first, offset + 1), end)
+                if unsettled or any(read_range(kafka, rest, max_records=1)):
                     return False
         except KafkaTransientError:
             return False

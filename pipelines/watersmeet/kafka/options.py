@@ -1,15 +1,15 @@
 """librdkafka's options for each kind of client, and the clients themselves.
 
-`kafka.options` are passed on as they are. Options that carry a promise of Watersmeet (which records
-are read, that each is published once and in order) are set here and refused in the configuration
-(`configuration.values.OWN_OPTIONS`). Those that only tune a client are defaults, which
-`kafka.options` replace. librdkafka's log is off, unless `debug` asks for it: failures come back as
-errors.
+`kafka.options` replace what only tunes a client. Options that carry a promise of Watersmeet (which
+records are read, that each is published once and in order) are set here and refused in the
+configuration (`configuration.values.OWN_OPTIONS`). librdkafka's log is off, unless `debug` asks for
+it: failures come back as errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -17,16 +17,14 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from watersmeet.errors import ConfigurationError, Problem
-from watersmeet.kafka.failures import ErrorLog
+from watersmeet.kafka.failures import ConnectionLog, ErrorLog
 from watersmeet.settings import KafkaSettings
 
 # When a broker dies, librdkafka asks for the leaders at once, mostly before there are new ones.
 # Then it asks at this interval, which is five minutes by its default.
 _DEFAULTS = {"topic.metadata.refresh.interval.ms": 5_000}
 LARGEST_UNPACKED = "receive.message.max.bytes"
-"""The option that limits the bytes of records that were sent together, unpacked (zstd), and of one
-answer of a broker.
-"""
+"""The option that limits the bytes of a record batch, unpacked (zstd), and of an answer."""
 
 _READER_DEFAULTS = {
     **_DEFAULTS,
@@ -50,12 +48,14 @@ _READER = {
     "auto.offset.reset": "error",  # an offset that Kafka does not have is never passed over
 }
 _QUEUE_KBYTES = 64 * 1024
-_WRITER_DEFAULTS = {
-    **_DEFAULTS,
-    "linger.ms": 20,
-    "queue.buffering.max.kbytes": _QUEUE_KBYTES,
+_WRITER_DEFAULTS = {**_DEFAULTS, "linger.ms": 20, "queue.buffering.max.kbytes": _QUEUE_KBYTES}
+_WRITER = {
+    "enable.idempotence": True,
+    "delivery.report.only.error": False,
+    "log.connection.close": True,  # see `ListeningProducer.trouble`
 }
-_WRITER = {"enable.idempotence": True, "delivery.report.only.error": False}
+_INFORMATION = 6
+"""librdkafka's level of the log from which on it says that a connection broke."""
 
 # With these, every `security.protocol` is accepted by itself.
 _ANY_LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "anybody", "sasl.password": "anything"}
@@ -67,19 +67,17 @@ def admin_options(kafka: KafkaSettings) -> dict[str, Any]:
 
 
 def consumer_options(kafka: KafkaSettings, **own: Any) -> dict[str, Any]:
-    """Return the options for reading committed messages outside of any group, with an event where a
-    partition ends.
+    """Return the options for reading committed messages outside of any group.
 
-    `own`: as in `producer_options`.
+    A partition's end is an event. `own`: as in `producer_options`.
     """
     return {**_READER_DEFAULTS, **kafka.options, **_own(kafka), **_READER, **_named(own)}
 
 
 def producer_options(kafka: KafkaSettings, **own: Any) -> dict[str, Any]:
-    """Return the options for an idempotent producer; `own`: more options, with underscores for
-    dots.
-    """
-    return {**_WRITER_DEFAULTS, **kafka.options, **_own(kafka), **_WRITER, **_named(own)}
+    """Return the options of an idempotent producer; `own`: more, with underscores for dots."""
+    ours = {**_own(kafka, _INFORMATION), **_WRITER, **_named(own)}
+    return {**_WRITER_DEFAULTS, **kafka.options, **ours}
 
 
 def queue_kbytes(kafka: KafkaSettings) -> int:
@@ -88,26 +86,21 @@ def queue_kbytes(kafka: KafkaSettings) -> int:
 
 
 def _named(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with dots for underscores, but for callbacks: librdkafka's bindings name those
-    with underscores themselves.
-    """
+    # Not of callbacks: librdkafka's bindings name those with underscores themselves.
     return {
         name if callable(value) else name.replace("_", "."): value for name, value in own.items()
     }
 
 
-def _own(kafka: KafkaSettings) -> dict[str, Any]:
+def _own(kafka: KafkaSettings, log_level: int = 0) -> dict[str, Any]:
     own: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap_servers}
     # Fatal errors would be written to standard error even at level 0: a queue that nobody reads
     # keeps them.
-    return own if "debug" in kafka.options else {**own, "log_level": 0, "log.queue": True}
+    return own if "debug" in kafka.options else {**own, "log_level": log_level, "log.queue": True}
 
 
 class _Listening:
-    """A client that keeps what it hears about its connections.
-
-    Raises ConfigurationError for options that it does not take.
-    """
+    """A client that keeps its connections' errors. Raises ConfigurationError for bad options."""
 
     _options: Callable[..., dict[str, Any]]
 
@@ -135,15 +128,13 @@ class ListeningConsumer(_Listening, Consumer):
         self._next_offsets: dict[tuple[str, str], int] = {}
 
     def next_offset(self, topic: str, partition: int) -> int:
-        """Return the offset that it fetches next, as of its last statistics; below 0 where it has
-        fetched nothing.
+        """Return the offset that it fetches next, by its last statistics; below 0 where unknown.
 
         It goes on through aborted messages, which never come out of the client.
         """
         return self._next_offsets.get((topic, str(partition)), -1)
 
     def _note_offsets(self, statistics: str) -> None:
-        """Note what librdkafka says of its partitions (its STATISTICS.md)."""
         self._next_offsets = {
             (topic, partition): facts["next_offset"]
             for topic, of_topic in orjson.loads(statistics)["topics"].items()
@@ -156,6 +147,19 @@ class ListeningProducer(_Listening, Producer):
 
     _options = staticmethod(producer_options)
 
+    def __init__(self, kafka: KafkaSettings, **own: Any) -> None:
+        self._log = ConnectionLog(is_shown="debug" in kafka.options)
+        super().__init__(kafka, **own, logger=self._log.logger)
+
+    @property
+    def trouble(self) -> str:
+        """What librdkafka has said first of a connection that broke, or of a request that took too
+        long, since the producer was made: requests may have been sent twice since. Else empty.
+        """
+        with suppress(KafkaException):  # a fatal error, which the next request raises
+            self.poll(0)
+        return self._log.trouble
+
 
 class ListeningAdmin(_Listening, AdminClient):
     """An admin client with `admin_options`."""
@@ -164,27 +168,23 @@ class ListeningAdmin(_Listening, AdminClient):
 
 
 def check_options(kafka: KafkaSettings) -> list[Problem]:
-    """Return a problem for every option that librdkafka does not know, or whose value it does
-    not take; nothing is connected to.
+    """Return a problem for every option that librdkafka does not take, without its value.
 
-    Where each option is right by itself and they do not fit together, there is one problem about
-    all of them. No value is shown.
+    Nothing is connected to. Options that are right alone and do not fit together are one problem.
     """
     together = _refusal(kafka.options)
     if together is None:
         return []
     alone = {name: _refusal({**_ANY_LOGIN, name: value}) for name, value in kafka.options.items()}
-    problems = [
+    what = f"librdkafka does not take them together ({together})"
+    return [
         Problem(f"librdkafka does not take it ({why})", f"kafka.options.{name}", "correct it")
         for name, why in alone.items()
         if why
-    ]
-    together_text = f"librdkafka does not take them together ({together})"
-    return problems or [Problem(together_text, "kafka.options", "correct them")]
+    ] or [Problem(what, "kafka.options", "correct them")]
 
 
 def _refusal(options: Mapping[str, str]) -> str | None:
-    """Return why a client of some kind cannot be made with these options; None where all can."""
     kafka = KafkaSettings(bootstrap_servers="unused:1", options=dict(options))
     kinds: dict[Callable[..., Any], dict[str, Any]] = {
         AdminClient: admin_options(kafka),
@@ -201,7 +201,6 @@ def _refusal(options: Mapping[str, str]) -> str | None:
 
 
 def _without_values(refused: KafkaException, options: Mapping[str, str]) -> str:
-    """Return why librdkafka refuses options, on one line, with nothing of what they were set to."""
     text: str = refused.args[0].str()
     for value in sorted(filter(None, options.values()), key=len, reverse=True):
         text = text.replace(f'"{value}"', "***")

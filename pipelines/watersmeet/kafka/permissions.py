@@ -18,11 +18,9 @@ class Permission(NamedTuple):
 
 
 def transactional_id(name: str, topic: str, role: str = "") -> str:
-    """Return the id of the one publisher to a topic that a pipeline has, or has in a `role`; no
-    other publisher has it.
+    """Return the id of the one publisher to a topic that a pipeline has, or has in a `role`.
 
-    No name and no topic has a slash, so it separates them; a hyphen would leave open where one of
-    them ends.
+    No name and no topic has a slash, so it separates them; a hyphen would be ambiguous.
     """
     if role or "-" in name or "-" in topic:
         return "watersmeet-" + "/".join(filter(None, (name, role, topic)))
@@ -31,56 +29,28 @@ def transactional_id(name: str, topic: str, role: str = "") -> str:
 
 _SEQUENCE = "gold reads where the sequence stands; a lost lake is taken up from it"
 _LETTERS = "gold reads up to where dead letters are out"
+_LAG = "for Kafka's own tools, shows how far it is"
 
 
 def permissions(settings: Settings) -> list[Permission]:
-    """Return the permissions for all that the pipeline of a configuration does in Kafka, each once,
-    and no others.
-    """
+    """Return the permissions for all that a pipeline does in Kafka, each once."""
     name = settings.name
-    dead_letter_topics = settings.publish.dead_letter_topics.values()
-    needed = [
-        *(Permission("READ", "topic", topic, "bronze reads it") for topic in settings.topics),
-        *(
-            permission
-            for topic in settings.publish.sequence_topics
-            for permission in _written_topic(name, topic, _SEQUENCE, "gold publishes")
-        ),
-        *(
-            Permission(
-                "READ",
-                "group",
-                f"watersmeet-{name}-{layer}",
-                "for Kafka's own tools, shows how far it is",
-            )
-            for layer in ("bronze", "silver")
-        ),
-        *(
-            permission
-            for source in settings.sources.values()
-            for permission in _repartition_permissions(name, source)
-        ),
-        *(
-            permission
-            for topic in dead_letter_topics
-            for permission in _written_topic(name, topic, _LETTERS, "gold sends dead letters")
-        ),
-        *(
-            Permission(
-                "DESCRIBE_CONFIGS", "topic", topic, "a topic of dead letters takes what it takes"
-            )
-            for topic in settings.topics
-            if dead_letter_topics
-        ),
-    ]
+    needed = [Permission("READ", "topic", topic, "bronze reads it") for topic in settings.topics]
+    for topic in settings.publish.sequence_topics:
+        needed += _written_topic(name, topic, _SEQUENCE, "gold publishes")
+    for layer in ("bronze", "silver"):
+        needed.append(Permission("READ", "group", f"watersmeet-{name}-{layer}", _LAG))
+    for source in settings.sources.values():
+        needed += _repartition_permissions(name, source)
+    for topic in settings.publish.dead_letter_topics.values():
+        needed += _written_topic(name, topic, _LETTERS, "gold sends dead letters")
+    if settings.publish.dead_letter_topics:
+        why = "a topic of dead letters takes what it takes"
+        needed += [Permission("DESCRIBE_CONFIGS", "topic", topic, why) for topic in settings.topics]
     return list(dict.fromkeys(needed))
 
 
 def _written_topic(name: str, topic: str, read_because: str, work: str) -> list[Permission]:
-    """Return the permissions for a topic that gold writes in transactions, and reads for a reason.
-
-    `work`: what gold does there.
-    """
     transactions = transactional_id(name, topic)
     return [
         Permission("READ", "topic", topic, read_because),
@@ -96,27 +66,16 @@ def _repartition_permissions(name: str, source: SourceSettings) -> list[Permissi
         return []
     [topic] = source.topics
     origins = source.repartition.from_topics
+    transactions = transactional_id(name, topic, "repartition")
+    takes = "the repartitioned topic takes what it takes"
     return [
         *(Permission("READ", "topic", origin, "`repartition` reads it") for origin in origins),
-        *(
-            Permission(
-                "DESCRIBE_CONFIGS", "topic", origin, "the repartitioned topic takes what it takes"
-            )
-            for origin in origins
-        ),
+        *(Permission("DESCRIBE_CONFIGS", "topic", origin, takes) for origin in origins),
         Permission("WRITE", "topic", topic, "`repartition` writes it"),
         Permission("CREATE", "topic", topic, "`repartition` creates it where it is missing"),
         Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
         Permission(
-            "WRITE",
-            "transactional id",
-            transactional_id(name, topic, "repartition"),
-            "`repartition` writes in transactions",
+            "WRITE", "transactional id", transactions, "`repartition` writes in transactions"
         ),
-        Permission(
-            "READ",
-            "group",
-            f"watersmeet-{name}-repartition",
-            "for Kafka's own tools, shows how far it is",
-        ),
+        Permission("READ", "group", f"watersmeet-{name}-repartition", _LAG),
     ]

@@ -2,21 +2,23 @@
 
 A process may die anywhere, so nothing is assumed about what is out. `exactly_once`:
 
-1. `begin` fences an earlier owner and settles what it left (`init_transactions`);
-2. `tails` reads the topic's last committed messages, which say what is out;
-3. `send` produces the messages after them in one transaction, and commits it.
+- `begin` fences an earlier owner and settles what it left (`init_transactions`);
+- `tails` reads the topic's last committed messages, which say what is out;
+- `send` produces the messages after them in one transaction, and commits it.
 
 After a failure before the commit, no `read_committed` reader sees anything of it. After the commit,
-the tails have moved and nothing is published again.
+the tails have moved and nothing is published again. A commit whose answer was lost is asked for
+again by librdkafka: a late copy of such a request would commit the beginning of the next
+transaction. So the next one is another producer's (`has_begun`), whose epoch fences the copy.
 
-`at_least_once` sends without a transaction: a failure may leave a part of it, and the next attempt
-goes on after that part. A message that a dying producer still had under way may come once more,
-with the same number. `at_most_once` sends in the same way. Its caller has noted before what it
-sends, and never sends it again.
+`at_least_once` sends without a transaction: a failure may leave a part, and the next attempt goes
+on after it; a message that a dying producer had under way may come once more, with the same number.
+`at_most_once` does the same, but its caller notes before what it sends, and never repeats it.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -33,6 +35,7 @@ from watersmeet.errors import (
     ForeignMessageError,
     KafkaRequestError,
     KafkaTransientError,
+    KafkaUnsettledError,
     PublishingError,
     TransactionTimeoutError,
     WatersmeetError,
@@ -46,26 +49,25 @@ from watersmeet.kafka.reading import headers_of, read_tails
 from watersmeet.settings import KafkaSettings, Settings
 
 TRANSACTION_TIMEOUT_S = 300
-"""Timeout of a transaction, which is written at once and takes seconds; brokers allow 15 minutes at
-most by default.
-"""
+"""Timeout of a transaction, which takes seconds; brokers allow 15 minutes."""
 
 LONGEST_S = 150
-"""Seconds after which a transaction that is not yet produced is given up: half of its timeout is
-left for what is under way.
-"""
+"""Seconds after which a transaction is given up: half of its timeout is left for its end."""
 
 PRODUCE_TIMEOUT_S = 120
 """Seconds that a broker may take to acknowledge, well within the transaction's own timeout."""
 
 REDRIVE: Final = "redrive"
 REPARTITION: Final = "repartition"
-"""The roles that send records to the topics of sources, each with a transactional id of its own for
-each topic.
-"""
+"""Roles that send to the topics of sources, each with a transactional id for each topic."""
 
 PROMPT_S = 3.0
-"""Seconds within which a coordinator of transactions mostly answers."""
+"""Seconds within which a coordinator of transactions mostly answers; a request is tried again
+later.
+"""
+
+LATE_S = 60.0
+"""Seconds after which no copy of a request that was tried again comes any more."""
 
 _SLICE_S = 0.1
 """Seconds that a client works before its errors are looked at."""
@@ -79,9 +81,7 @@ _FENCED: Final = {
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.PRODUCER_FENCED,
 }
-"""Errors of a producer that was fenced. The broker also fences a transaction that outlived its
-timeout; the next start settles it.
-"""
+"""Errors of a fenced producer, also by a transaction that outlived its timeout."""
 
 _CURED_BY_A_NEW_PRODUCER: Final = {
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
@@ -91,9 +91,7 @@ _CURED_BY_A_NEW_PRODUCER: Final = {
 }
 _TOO_LARGE: Final = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _HOPELESS: Final = {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
-"""Errors after which the same message is refused again, although librdkafka only asks for the
-transaction to be aborted.
-"""
+"""Errors that the same message meets again, although only an abort is asked for."""
 
 _RAISED = (KafkaException, SystemError)
 """The exceptions that a producer raises.
@@ -102,13 +100,17 @@ While a fatal error is being raised, confluent-kafka still calls delivery callba
 makes a SystemError of the two, with the fatal error as its cause.
 """
 
+Offsets = Mapping[int, int | None]
+"""By partition, the offset of the last message that was sent, if the broker has reported it."""
+
+log = logging.getLogger("watersmeet.kafka")
+
 
 class Publisher:
-    """A writer to one topic, for one thread.
+    """A writer to one topic, for one thread, of messages up to `max_bytes` (key, headers included).
 
-    Messages may have up to `max_bytes` bytes, key and headers included. `is_transactional`: they
-    are sent in transactions. Call `begin` first, and again after any error; then read `tails`, and
-    `send` as often as there is something to send.
+    Call `begin` first, and again wherever it has not begun, such as after any error; then read
+    `tails`, and `send` as often as there is something to send.
     """
 
     def __init__(
@@ -130,15 +132,25 @@ class Publisher:
         self._is_transactional = is_transactional
         self._options = options or {}
         self._producer: ListeningProducer | None = None
+        self._may_fence_itself_until = 0.0
+        """Time (monotonic) until which a late copy of a `begin` may come, which fences this one."""
         self._began: float | None = None
         """The time at which the transaction under way began (monotonic)."""
+
+    @property
+    def has_begun(self) -> bool:
+        """False where `begin` comes before the next `send`, and what is out is read again.
+
+        So it is at first, after an error, and after a transaction of which a request may still be
+        under way: a connection has broken, or the commit was slow.
+        """
+        return self._producer is not None
 
     def begin(self) -> None:
         """Fence the previous publisher of this name and topic, and settle its open transaction.
 
         A publisher without transactions does so too, since an earlier run may have had them. Raises
-        KafkaAccessError where the client or its permission is refused, and KafkaTransientError
-        where no broker answers.
+        KafkaAccessError or KafkaTransientError.
         """
         self._producer = None
         producer = self._made(
@@ -149,6 +161,9 @@ class Publisher:
             self._init_transactions(producer)
         except _RAISED as error:
             raise self._failure(producer, _reason(error)) from None
+        finally:
+            if producer.trouble:
+                self._may_fence_itself_until = time.monotonic() + LATE_S
         self._producer = producer if self._is_transactional else self._made()
         fault_point("publisher.begin")
 
@@ -167,10 +182,8 @@ class Publisher:
         )
 
     def _init_transactions(self, producer: ListeningProducer) -> None:
-        """Initialise transactions in short attempts, each of which goes on with the last.
-
-        Where this takes long, the cluster is asked whether transactions are possible.
-        """
+        # In short attempts, each of which goes on with the last. Where this takes long, the cluster
+        # is asked whether transactions are possible.
         since = time.monotonic()
         is_asked = False
         while True:
@@ -186,36 +199,28 @@ class Publisher:
                     Cluster(self._kafka, PROMPT_S).check_transactions()
 
     def tails(self, partitions: int) -> dict[int, Message]:
-        """Return the last committed message of each of the topic's partitions that holds one, once
-        no transaction is open there.
-
-        Raises what `settled_bounds` raises.
-        """
+        """Return the last committed message of each partition that holds one (`settled_bounds`)."""
         return read_tails(self._kafka, self._topic, partitions, self.settled_bounds(partitions))
 
     def settled_bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
-        """Return, by partition of the topic, the first offset and the end of what is committed,
-        once no transaction is open there.
+        """Return, by partition, the first offset and the end, once no transaction is open there.
 
-        A transaction of this publisher's id ends with `begin`. Raises OpenTransactionError where
-        another one is still open after a while.
+        This publisher's own ends with `begin`. Raises OpenTransactionError after a while.
         """
         return Cluster(self._kafka).settled_bounds(self._topic, partitions)
 
     def send(
-        self, messages: Iterable[pa.Table], check: Callable[[], None] = lambda: None
+        self, messages: Iterable[pa.Table], check: Callable[[Offsets], None] = lambda _: None
     ) -> dict[int, int | None]:
-        """Publish messages, each partition's in their order, and return the offset of each
-        partition's last one.
+        """Publish messages, each partition's in order; return the offset of each partition's last
+        one.
 
-        An offset is None where the broker has not reported it. A publisher with transactions sends
-        all messages in one, so that all of them are out or none.
+        An offset is None where the broker has not reported it. Transactional messages are all sent
+        in one transaction. Columns: partition, key, value (null: none), timestamp (ms; 0: when it
+        is sent), headers. `check` is called with these offsets once Kafka has all messages, before
+        the commit; what it raises ends the transaction.
 
-        Columns: partition, key, value (null: a message without a value), timestamp (ms; 0: when it
-        is sent), headers. `check` is called once Kafka has all messages, and before they are
-        committed; what it raises ends the transaction.
-
-        After any error `begin` comes first. Raises:
+        Where it has not begun any more, `begin` comes before the next one. Raises:
 
         - FencedError where another publisher has taken over;
         - TransactionTimeoutError where the transaction takes too long;
@@ -243,7 +248,10 @@ class Publisher:
     # -- sending
 
     def _send(
-        self, producer: ListeningProducer, messages: Iterable[pa.Table], check: Callable[[], None]
+        self,
+        producer: ListeningProducer,
+        messages: Iterable[pa.Table],
+        check: Callable[[Offsets], None],
     ) -> dict[int, int | None]:
         offsets: dict[int, int | None] = {}
         failed: list[KafkaError] = []
@@ -251,8 +259,8 @@ class Publisher:
         def delivered(error: KafkaError | None, message: Message) -> None:
             """Note a message's offset by partition, or the error for which it was not taken.
 
-            Where the answer to a message is lost, it is sent again, and the broker says that it has
-            it, but not where: the offset is None.
+            Where an answer was lost, the broker says of the repeated message that it has it, but
+            not where: the offset is None.
             """
             if error is None:
                 offsets[message.partition() or 0] = message.offset()
@@ -274,18 +282,26 @@ class Publisher:
         self._flush(producer)
         if failed and not self._is_transactional:
             raise KafkaException(failed[0])
-        check()
+        check(offsets)
         fault_point("publisher.commit")
         if self._is_transactional:
-            # Fails where a message did, and says why.
-            producer.commit_transaction(PRODUCE_TIMEOUT_S)
+            self._commit(producer)
         fault_point("publisher.committed")
         return {p: offsets.get(p) for p in sorted(sent_to)}
+
+    def _commit(self, producer: ListeningProducer) -> None:
+        # Fails where a message did, and says why.
+        since = time.monotonic()
+        producer.commit_transaction(PRODUCE_TIMEOUT_S)
+        seconds = time.monotonic() - since
+        slow = f"the commit took {seconds:.0f} s" if seconds > PROMPT_S else ""
+        if trouble := producer.trouble or slow:
+            log.info("%s: the next transaction is another producer's (%s)", self._topic, trouble)
+            self._producer = None
 
     def _produce(
         self, producer: ListeningProducer, chunk: pa.RecordBatch, delivered: Callable[..., None]
     ) -> set[int]:
-        """Produce a chunk of messages, and return their partitions."""
         partitions, keys, values, timestamps = (
             chunk.column(n).to_pylist() for n in ("partition", "key", "value", "timestamp")
         )
@@ -296,11 +312,8 @@ class Publisher:
         header_lists = _header_lists(chunk.column("headers"))
         rows = zip(values, keys, partitions, timestamps, header_lists, strict=True)
         for i, (value, key, partition, timestamp, headers) in enumerate(rows):
-            details = {
-                "timestamp": timestamp,
-                "headers": headers,
-                "on_delivery": delivered if i in reported else None,
-            }
+            on_delivery = delivered if i in reported else None
+            details = {"timestamp": timestamp, "headers": headers, "on_delivery": on_delivery}
             while True:
                 try:
                     producer.produce(self._topic, value, key, partition, **details)
@@ -313,7 +326,6 @@ class Publisher:
         return set(last_rows)
 
     def _flush(self, producer: ListeningProducer, waiting: int = 0) -> None:
-        """Return once no more than `waiting` messages wait for the broker."""
         since = time.monotonic()
         last_count = len(producer)
         while (count := producer.flush(_SLICE_S)) > waiting:
@@ -324,27 +336,20 @@ class Publisher:
             self._listen(producer, since, PRODUCE_TIMEOUT_S)
 
     def _elapsed_s(self) -> float:
-        """Return how many seconds ago the transaction began; 0 without one."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
     def _check_time(self) -> None:
-        """Raise TransactionTimeoutError where producing a transaction takes too long."""
         if (seconds := self._elapsed_s()) > LONGEST_S:
             raise TransactionTimeoutError(self._topic, int(seconds))
 
     # -- failing
 
     def _listen(self, producer: ListeningProducer, since: float, timeout_s: float) -> None:
-        """Raise an error where Kafka refuses the client, or has kept it waiting for longer than the
-        timeout.
-        """
         producer.poll(0)
         producer.errors.check(since, timeout_s, "WRITE", f"topic {self._topic}")
 
     def _discard(self, producer: ListeningProducer) -> None:
-        """Abort a failed transaction at once, so that it holds no reader up; where that fails too,
-        `begin` settles it.
-        """
+        # At once, so that it holds no reader up; where that fails too, `begin` settles it.
         self._producer = None
         with suppress(*_RAISED):
             if self._is_transactional:
@@ -353,9 +358,8 @@ class Publisher:
                 producer.purge()
 
     def _cause(self, producer: ListeningProducer, error: KafkaError) -> KafkaError:
-        """Return why a transaction takes no more messages: committing it is refused with the error
-        that it failed by.
-        """
+        # A transaction that takes no more messages: committing it is refused with what it failed
+        # by.
         if self._is_transactional and error.code() == KafkaError._STATE:
             try:
                 producer.commit_transaction(TIMEOUT_S)
@@ -368,8 +372,18 @@ class Publisher:
             error = producer.errors.last(0) or error
         code = error.code()
         resource = f"topic {self._topic}"
+        if code in _FENCED and time.monotonic() < self._may_fence_itself_until:
+            return KafkaUnsettledError(
+                "a late copy of this process's own request to begin has ended what it had under "
+                f"way to {self._topic}",
+                fix="if this goes on, look whether one of its brokers is down",
+            )
         if code in _FENCED:
-            return FencedError(self._topic)
+            return FencedError(
+                f"{self._topic} has been taken over by another process: this one is fenced and "
+                "writes nothing more",
+                fix="run only one of the two",
+            )
         if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             resource = f"transactional id {self.transactional_id}"
         if code in _TOO_LARGE:
@@ -386,28 +400,23 @@ class Publisher:
 
 
 def sink_publisher(settings: Settings, topic: str | None = None) -> Publisher:
-    """Return the publisher of merge records, or of corrections, as `publish.delivery` says.
-
-    `topic`: the topic that it publishes to; the sink by default.
-    """
+    """Return the publisher of merge records (or to this topic) as `publish.delivery` says."""
     publish = settings.publish
-    is_transactional = publish.delivery == "exactly_once"
     max_bytes = publish.max_bytes + BESIDE_VALUES
     return Publisher(
         settings.kafka,
         settings.name,
         topic or publish.topic,
         max_bytes,
-        is_transactional=is_transactional,
+        is_transactional=publish.delivery == "exactly_once",
     )
 
 
 def record_publisher(settings: Settings, topic: str, role: str = "") -> Publisher:
-    """Return a publisher that sends records of the sources once more, whatever their size, in
-    transactions.
+    """Return a publisher in transactions of records of the sources, whatever their size.
 
-    `role`: other than that of gold. Records are packed: one that was packed when it came may be
-    many times as large as a topic takes.
+    Records are packed: one that was packed when it came may be many times as large as a topic
+    takes.
     """
     max_bytes = LARGEST_RECORD + BESIDE_VALUES
     packed = {"compression_type": CODEC}
@@ -415,9 +424,7 @@ def record_publisher(settings: Settings, topic: str, role: str = "") -> Publishe
 
 
 def fence_records(settings: Settings, topic: str, *roles: str) -> None:
-    """Keep out whoever sends records to a source's topic in these roles: what is not committed is
-    not sent.
-    """
+    """Keep out whoever sends records to a source's topic in these roles."""
     for role in roles:
         record_publisher(settings, topic, role).begin()
 
@@ -431,7 +438,6 @@ def _reason(error: BaseException) -> KafkaError:
 
 
 def _header_lists(headers: pa.Array) -> list[list[tuple[str, str | bytes | None]]]:
-    """Return each message's headers as librdkafka takes them."""
     flat = headers.flatten()
     pairs = list(zip(flat.field(0).to_pylist(), flat.field(1).to_pylist(), strict=True))
     ends = headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).cumsum().tolist()
@@ -441,7 +447,7 @@ def _header_lists(headers: pa.Array) -> list[list[tuple[str, str | bytes | None]
 def sequence_tail(message: Message, sequence: Sequence, timeout_ms: int | None = None) -> Tail:
     """Return where the sequence of a partition stands after its last message.
 
-    `timeout_ms`: as for `Sequence.parse`. Raises ForeignMessageError where the message is not ours.
+    `timeout_ms`: as for `Sequence.parse`. Raises ForeignMessageError where it is not ours.
     """
     headers: dict[str, Any] = dict(headers_of(message))
     place = message.topic() or "", message.partition() or 0, message.offset() or 0

@@ -1,5 +1,4 @@
-"""Reading of ranges of Kafka offsets as Arrow batches, and of single messages at the ends of
-partitions.
+"""Reading of ranges of Kafka offsets as Arrow batches, and of the last messages of partitions.
 
 Only committed messages are read. Transaction markers, aborted messages and those that compaction
 removed occupy offsets too, so a range ends where a message beyond it comes, or where Kafka says
@@ -9,24 +8,29 @@ that the partition ends there.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import accumulate
-from operator import methodcaller
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from operator import add, methodcaller
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from watersmeet.core.plan import OpenTransaction
 from watersmeet.core.reading import KAFKA
+from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.core.types import HEADERS, TIME
 from watersmeet.errors import (
     DataLossError,
+    KafkaTransientError,
+    NewLeaderError,
     TopicChangedError,
     UnreadableRecordsError,
     WatersmeetError,
@@ -43,17 +47,21 @@ _KEPT_CONSUMERS: Final = 4
 _FIRST_SPAN: Final = 8
 _LARGEST_SPAN: Final = 20_000
 
+SMALLEST_SPLIT = 20_000
+"""Smallest part of a range that is split: of a smaller one, the task would cost more."""
 
 BATCH_BYTES: Final = 16 * 1024 * 1024
-"""Approximate number of bytes of records, unpacked, that go into an Arrow batch, and that are taken
-from the client at a time.
-"""
+"""About how many bytes go into an Arrow batch, unpacked, and come from the client at once."""
 
 _FIRST_COUNT: Final = 1
 """Number of messages that are taken first, while nobody knows how large they are."""
 
 
+_ENDS: Final = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET}
+"""Errors that say that a partition has no record at an offset, or behind it."""
+
 _Headers: TypeAlias = "list[tuple[str, Any]]"
+Partition = TypeVar("Partition", str, int)
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,44 @@ class Range:
     partition: int
     from_offset: int
     until_offset: int
+    leader_epoch: int | None = None
+    """The last leader's term whose records are read (`Cluster.leader_epochs`); None for any."""
 
     @property
     def size(self) -> int:
         """Number of offsets that the range spans; not all of them need to hold a record."""
         return max(self.until_offset - self.from_offset, 0)
+
+
+def share(backlog: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
+    """Return how many offsets of each partition a batch of about `limit` takes.
+
+    They are in proportion to the backlog; every partition with one gets at least one offset.
+    """
+    least = {p: min(waiting, 1) for p, waiting in backlog.items()}
+    rest = sum(backlog.values()) - sum(least.values())
+    room = min(max(limit - sum(least.values()), 0), rest)
+    return {
+        p: least[p] + (waiting - least[p]) * room // max(rest, 1) for p, waiting in backlog.items()
+    }
+
+
+def split_ranges(ranges: Sequence[Range], parallelism: int) -> list[Range]:
+    """Return the ranges that are not empty, large ones cut so that `parallelism` tasks have work.
+
+    No part of a cut range has fewer than `SMALLEST_SPLIT` offsets.
+    """
+    share_of_task = max(sum(whole.size for whole in ranges) / max(parallelism, 1), 1)
+    parts = []
+    for whole in ranges:
+        if whole.size == 0:
+            continue
+        count = max(min(math.ceil(whole.size / share_of_task), whole.size // SMALLEST_SPLIT), 1)
+        cuts = [whole.from_offset + whole.size * i // count for i in range(count + 1)]
+        parts += [
+            replace(whole, from_offset=since, until_offset=until) for since, until in pairwise(cuts)
+        ]
+    return parts
 
 
 def read_range(
@@ -86,6 +127,8 @@ def read_range(
     - UnreadableRecordsError where the client cannot unpack records;
     - DataLossError where Kafka has deleted offsets of the range;
     - TopicChangedError where the partition ends before the range begins;
+    - NewLeaderError where a later leader has appended records (`leader_epoch`), or the partition
+      has lost its end meanwhile and was filled again;
     - KafkaAccessError at once where the client is refused;
     - KafkaTransientError where nothing is fetched for `timeout_s` before the range has ended.
     """
@@ -97,7 +140,7 @@ def read_range(
         messages += chunk
         chunk.clear()  # else they would be in memory until the next ones are there
         headers += chunk_headers
-        sizes += map(_with_headers, chunk_sizes, chunk_headers)
+        sizes += map(add, chunk_sizes, map(_header_bytes, chunk_headers))
         while count := _filling(sizes, max_records):
             del sizes[:count]
             yield _batch(offset_range, _taken(messages, count), _taken(headers, count))
@@ -106,26 +149,21 @@ def read_range(
 
 
 def _size(message: Message) -> int:
-    """Return how many bytes key and value have."""
     return len(message) + len(message.key() or b"")
 
 
-def _with_headers(size: int, headers: _Headers) -> int:
-    """Return how many bytes a record has whose key and value have `size`."""
-    return size + sum(len(name) + len(value or b"") for name, value in headers) if headers else size
+def _header_bytes(headers: _Headers) -> int:
+    return sum(len(name) + len(value or b"") for name, value in headers)
 
 
 def _taken(items: list[Any], count: int) -> list[Any]:
-    """Take so many of the first items out of a list, and return them."""
     taken = items[:count]
     del items[:count]
     return taken
 
 
 def _filling(sizes: Sequence[int], max_records: int) -> int:
-    """Return how many records of these sizes, counted from the first, fill a batch; 0 where
-    they do not.
-    """
+    # 0 where they do not fill a batch.
     totals = list(accumulate(sizes[:max_records]))
     count = bisect_right(totals, BATCH_BYTES)
     if count < len(totals):
@@ -136,9 +174,7 @@ def _filling(sizes: Sequence[int], max_records: int) -> int:
 def _messages(
     kafka: KafkaSettings, offset_range: Range, max_records: int, timeout_s: float
 ) -> Iterator[tuple[list[Message], list[int]]]:
-    """Yield the committed messages of a range as they come, and how many bytes key and value of
-    each have: at most `max_records` at once, and fewer where they are large.
-    """
+    # At most `max_records` at once, fewer where they are large; with the bytes of key and value.
     if offset_range.size == 0:
         return
     with _borrowed(kafka, offset_range.topic) as consumer:
@@ -155,17 +191,15 @@ def _messages(
             has_messages = bool(messages)
             if messages:
                 since = time.monotonic()
+                _check_leader(offset_range, position, messages[-1])
                 position = (messages[-1].offset() or 0) + 1
                 sizes = list(map(_size, messages))
                 count = min(
                     max_records, 4 * count, max(1, len(sizes) * BATCH_BYTES // max(1, sum(sizes)))
                 )
-                if position > offset_range.until_offset:
-                    messages = [
-                        message
-                        for message in messages
-                        if (message.offset() or 0) < offset_range.until_offset
-                    ]
+                until = offset_range.until_offset
+                if position > until:
+                    messages = [each for each in messages if (each.offset() or 0) < until]
                 yield messages, sizes[: len(messages)]
             if position < offset_range.until_offset:
                 is_ended = any(
@@ -185,9 +219,6 @@ def _messages(
 def _is_end(
     kafka: KafkaSettings, error: KafkaError, event: Message, offset_range: Range, position: int
 ) -> bool:
-    """Return True where an event says that the range holds nothing more; raise the error that it
-    reports.
-    """
     code = error.code()
     if code == KafkaError._PARTITION_EOF:
         return (event.offset() or 0) >= offset_range.until_offset
@@ -198,8 +229,21 @@ def _is_end(
         raise _lost(kafka, offset_range, position)
     if code == KafkaError._BAD_COMPRESSION:
         end = _end_of_unreadable(kafka, offset_range, position, event.offset())
-        raise UnreadableRecordsError(offset_range.topic, offset_range.partition, position, end)
+        raise UnreadableRecordsError(
+            f"{offset_range.topic}[{offset_range.partition}] cannot be read at offset {position}: "
+            f"unpacked, what was sent together there (offsets {position} to {end - 1}) has more "
+            "bytes than receive.message.max.bytes, or it is damaged",
+            fix="set that to 2147483647 in kafka.options, or give these records up: delete what "
+            f"is before offset {end} from Kafka, and set kafka.on_data_loss: continue",
+        )
     raise failure(kafka, error, "READ", f"topic {offset_range.topic}")
+
+
+def _check_leader(offset_range: Range, position: int, message: Message) -> None:
+    # Of later leaders' records, those that come last are the latest's.
+    latest = offset_range.leader_epoch
+    if latest is not None and (message.leader_epoch() or 0) > latest:
+        raise NewLeaderError(offset_range.topic, offset_range.partition, position)
 
 
 def _lost(kafka: KafkaSettings, offset_range: Range, position: int) -> WatersmeetError:
@@ -209,6 +253,8 @@ def _lost(kafka: KafkaSettings, offset_range: Range, position: int) -> Watersmee
     if first > position:
         missing = {partition: (position, min(first, offset_range.until_offset))}
         return DataLossError(topic, topic, missing)
+    if end >= position:  # as librdkafka has found, and what was read before may be another's
+        return NewLeaderError(topic, partition, position)
     return TopicChangedError(
         f"{topic}[{partition}] ends at offset {end}, and {position} is to be read next: it "
         "was deleted and created again, or has lost its end",
@@ -219,29 +265,19 @@ def _lost(kafka: KafkaSettings, offset_range: Range, position: int) -> Watersmee
 def _end_of_unreadable(
     kafka: KafkaSettings, offset_range: Range, position: int, first: int | None
 ) -> int:
-    """Return the end offset of the records that were sent together, cannot be unpacked and include
-    `position`.
-
-    `first`: where they begin.
-    """
+    # The end of records that were sent together from `first` on, and cannot be unpacked.
     topic = offset_range.topic
     partition = offset_range.partition
 
     def is_among_them(offset: int) -> bool:
-        """Return True where a client that is to read from this offset on meets the same records.
-
-        A client without an answer has met others.
-        """
         deadline = time.monotonic() + TIMEOUT_S
         consumer.assign([TopicPartition(topic, partition, offset)])
         while time.monotonic() < deadline:
             for event in consumer.consume(1, _POLL_S):
-                error = event.error()
-                return (
-                    error is not None
-                    and error.code() == KafkaError._BAD_COMPRESSION
-                    and event.offset() == first
+                is_unreadable = (error := event.error()) and (
+                    error.code() == KafkaError._BAD_COMPRESSION
                 )
+                return bool(is_unreadable) and event.offset() == first
         return False
 
     with _borrowed(kafka, topic) as consumer:
@@ -263,9 +299,8 @@ def _batch(
     kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
     # A producer may send any number as a timestamp. One that microseconds cannot hold becomes the
     # nearest that they can.
-    times_us = (
-        np.clip(np.array(times, np.int64), -_LARGEST_TIMESTAMP_MS, _LARGEST_TIMESTAMP_MS) * 1000
-    )
+    limit_ms = _LARGEST_TIMESTAMP_MS
+    times_us = np.clip(np.array(times, np.int64), -limit_ms, limit_ms) * 1000
     # Librdkafka counts from 0 (none), Spark and Kafka from -1.
     columns = [
         pa.repeat(pa.scalar(offset_range.topic), count),
@@ -281,7 +316,6 @@ def _batch(
 
 
 def _values(values: Sequence[bytes | None]) -> pa.Array:
-    """Return values as a column; one that is alone, as large ones are, is not copied."""
     if len(values) != 1 or (value := values[0]) is None:
         return pa.array(values, pa.binary())
     offsets = pa.py_buffer(np.array([0, len(value)], np.int32))
@@ -289,7 +323,6 @@ def _values(values: Sequence[bytes | None]) -> pa.Array:
 
 
 def _header_column(headers: Sequence[_Headers]) -> pa.Array:
-    """Return the headers of records as a column, null where a record has none."""
     if not any(headers):
         return pa.nulls(len(headers), HEADERS)
     pairs = [each or None for each in headers]
@@ -305,9 +338,9 @@ one it does so only until it has optimised the call.
 def headers_of(message: Message) -> _Headers:
     """Return a message's headers in their order; none where a header's name is not UTF-8.
 
-    Any producer may send such a name. The client then gives none of the message's headers: it
-    returns something while the UnicodeDecodeError is set, of which Python makes a SystemError. Ask
-    for them once: of a second call it returns a list with holes, which ends the process.
+    Of such a name, which any producer may send, the client makes a UnicodeDecodeError, perhaps in a
+    SystemError. Ask once for the headers of a message: the second call returns a list with holes,
+    which ends the process.
     """
     try:
         headers: Any = _headers(message)
@@ -321,23 +354,45 @@ def headers_of(message: Message) -> _Headers:
 def first_times(
     kafka: KafkaSettings, topic: str, offsets: Mapping[int, int], timeout_s: float
 ) -> dict[int, int]:
-    """Return, by partition, Kafka's timestamp (ms) of the record at an offset, committed or not, or
-    of the next one.
+    """Return, by partition, Kafka's timestamp (ms) of the record at an offset, or of the next one.
 
-    A partition that does not answer in time is left out. Raises what `read_range` raises where the
-    client is refused.
+    Also of records that are not committed. None where a partition does not answer in time.
     """
+    with contextlib.suppress(KafkaTransientError):
+        first = first_messages(kafka, topic, offsets, timeout_s, isolation_level="read_uncommitted")
+        return {p: message.timestamp()[1] for p, message in first.items()}
+    return {}
+
+
+def first_messages(
+    kafka: KafkaSettings,
+    topic: str,
+    offsets: Mapping[int, int],
+    timeout_s: float = TIMEOUT_S,
+    **own: str,
+) -> dict[int, Message]:
+    """Return, by partition, the first message at or behind an offset, if there is one.
+
+    Raises what `read_range` raises where Kafka does not answer.
+    """
+    first = dict[int, Message | None]()
     if not offsets:
         return {}
-    times: dict[int, int] = {}
-    with _borrowed(kafka, topic, isolation_level="read_uncommitted") as consumer:
+    with _borrowed(kafka, topic, **own) as consumer:
         consumer.assign([TopicPartition(topic, p, offset) for p, offset in offsets.items()])
-        deadline = time.monotonic() + timeout_s
-        while len(times) < len(offsets) and time.monotonic() < deadline:
-            for message in consumer.consume(1_000, _POLL_S):
-                if message.error() is None:
-                    times.setdefault(message.partition() or 0, message.timestamp()[1])
-    return times
+        since = time.monotonic()
+        while len(first) < len(offsets):
+            for event in consumer.consume(1_000, _POLL_S):
+                error = event.error()
+                if error is None or error.code() in _ENDS:
+                    first.setdefault(event.partition() or 0, None if error else event)
+            consumer.errors.check(since, timeout_s, "READ", f"topic {topic}")
+    return {p: message for p, message in first.items() if message is not None}
+
+
+def timestamp_ms(message: Message) -> int:
+    """Return a message's timestamp (ms), or the nearest that microseconds can hold."""
+    return max(-_LARGEST_TIMESTAMP_MS, min(message.timestamp()[1], _LARGEST_TIMESTAMP_MS))
 
 
 # -- consumers are kept: Python workers of Spark serve many tasks, and a connection costs more than
@@ -349,9 +404,7 @@ _idle: dict[tuple[int, str, str], list[ListeningConsumer]] = {}
 
 @contextlib.contextmanager
 def _borrowed(kafka: KafkaSettings, topic: str, **own: str) -> Iterator[ListeningConsumer]:
-    """Provide a consumer for these options that nobody else in this process uses, and that knows
-    the leaders of the topic; one that failed is not kept.
-    """
+    # Nobody else in this process uses the consumer meanwhile, and it knows the topic's leaders.
     options = kafka.model_dump_json(include={"bootstrap_servers", "options"})
     consumers = _idle.setdefault((os.getpid(), options, repr(own)), [])
     try:
@@ -385,11 +438,9 @@ def _borrowed(kafka: KafkaSettings, topic: str, **own: str) -> Iterator[Listenin
 def read_backwards(
     kafka: KafkaSettings, topic: str, partition: int, bounds: tuple[int, int] | None = None
 ) -> Iterator[Message]:
-    """Yield the committed messages of a partition from its end backwards, read in chunks as they
-    are asked for. The chunks grow: mostly the last message is all that is needed.
+    """Yield a partition's committed messages from its end (`bounds`) backwards, in growing chunks.
 
-    `bounds`: those of the partition, where they have been asked for. Raises what `read_range`
-    raises.
+    Raises what `read_range` raises.
     """
     first, end = bounds or Cluster(kafka).bounds_of(topic, [partition])[partition]
     span = _FIRST_SPAN
@@ -408,16 +459,26 @@ def read_tails(
     bounds: Mapping[int, tuple[int, int]] | None = None,
     is_wanted: Callable[[Message], bool] = lambda _: True,
 ) -> dict[int, Message]:
-    """Return the last wanted committed message of every partition that holds one, reading several
-    partitions at a time.
+    """Return the last wanted committed message of every partition that holds one.
 
-    `bounds`: those of the partitions, where they have been asked for. Raises what `read_range`
-    raises.
+    `bounds`: those of the partitions, if known. Raises what `read_range` raises.
     """
     within = Cluster(kafka).bounds(topic, partitions) if bounds is None else bounds
+
+    def last(p: int) -> Message | None:
+        return next(filter(is_wanted, read_backwards(kafka, topic, p, within[p])), None)
+
     with ThreadPoolExecutor(_KEPT_CONSUMERS) as pool:
-        last = pool.map(
-            lambda p: next(filter(is_wanted, read_backwards(kafka, topic, p, within[p])), None),
-            within,
-        )
-        return {p: message for p, message in zip(within, last, strict=True) if message is not None}
+        tails = dict(zip(within, pool.map(last, within), strict=True))
+    return {p: message for p, message in tails.items() if message is not None}
+
+
+def open_transactions(
+    cluster: Cluster, topic: str, partitions: Iterable[int]
+) -> tuple[dict[int, tuple[int, int]], dict[int, OpenTransaction]]:
+    """Return `Cluster.bounds_of` partitions, and the oldest open transaction of each with one."""
+    bounds, behind = cluster.bounds_and_unsettled(topic, partitions)
+    firsts = {p: bounds[p][1] for p in behind}
+    times = first_times(cluster.kafka, topic, firsts, cluster.timeout_s)
+    valid_times = {p: time_ms for p, time_ms in times.items() if 0 <= time_ms <= LAST_EVENT_TIME_MS}
+    return bounds, {p: OpenTransaction(firsts[p], behind[p], valid_times.get(p)) for p in behind}

@@ -18,14 +18,8 @@ from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from watersmeet.configuration.sources import RegistrySettings
-from watersmeet.core.avro_schema import (
-    EXCESS,
-    MAX_BYTES,
-    MAX_SCHEMAS_BYTES,
-    UNKNOWN,
-    AvroSchema,
-    self_contained,
-)
+from watersmeet.core import avro_schema
+from watersmeet.core.avro_schema import EXCESS, UNKNOWN, AvroSchema
 from watersmeet.core.reading import ReadingRules
 from watersmeet.core.recent import Recent
 from watersmeet.errors import (
@@ -35,26 +29,20 @@ from watersmeet.errors import (
     UnknownWriterSchemaError,
     missing_package,
 )
-from watersmeet.kafka.registry_client import OptionsError, client_of
+from watersmeet.kafka.registry_client import TOO_LARGE, OptionsError, client_of
 from watersmeet.settings import Settings
 
 DEADLINE_S: Final = 6.0
-"""Seconds that a registry has for a whole answer, with all that a schema refers to: less than a
-stop of the run may take.
-"""
+"""Seconds for a whole answer, with all references: less than a stop of the run may take."""
 
 QUIET_S: Final = 5.0
-"""Seconds for which a process does not ask again a registry that has not answered, or with too
-much: a stop waits for one answer alone.
-"""
+"""Seconds for which a registry that failed is not asked again: a stop waits for one answer."""
 
 _NOT_FOUND: Final = 404
 _REFUSALS: Final = frozenset([401, 403, 407])
 
-_texts = Recent[str](MAX_SCHEMAS_BYTES)
-"""Texts of schemas by registry and id. An id stands for the same schema for ever, so a process asks
-for none twice that it has used lately.
-"""
+_texts = Recent[str](avro_schema.MAX_SCHEMAS_BYTES)
+"""Texts of schemas by registry and id, for which one stands for ever."""
 
 
 def rules_of(
@@ -65,11 +53,7 @@ def rules_of(
     *,
     most: int | None = None,
 ) -> ReadingRules:
-    """Return the rules for reading a source's records, with the schemas of their writers where a
-    registry has them.
-
-    `given_up`, `allowed`, `most`: see `Registry`.
-    """
+    """Return the rules for reading a source's records, with its `Registry` where it has one."""
     rules = settings.reading_rules(source)
     if isinstance(rules.schema, AvroSchema) and source in settings.registries:
         writers = Registry(settings.registries[source], given_up, allowed, most)
@@ -80,16 +64,10 @@ def rules_of(
 class Registry(Mapping[int, str]):
     """The schemas of a registry by id, each with all that it refers to. It pickles.
 
-    `given_up`: ids that have been waited for long enough. Where the registry still does not have
-    one, it is `UNKNOWN`. `allowed`: ids of all schemas that the source takes; None: it takes any.
-    `most`: for how many the registry is asked; None: for any number. Any other schema is `EXCESS`.
+    `given_up`: ids that have been waited for long enough (`UNKNOWN` if there is none). `allowed`:
+    ids that the source takes, and `most`: how many are asked for; any other schema is `EXCESS`.
 
-    To ask for a schema raises:
-
-    - UnknownWriterSchemaError where there is none;
-    - RegistryAccessError where the client is refused;
-    - RegistryUnreachableError where there is no answer;
-    - ConfigurationError for options that the client does not take.
+    To ask for one raises a RegistryError, or ConfigurationError for options that it does not take.
     """
 
     def __init__(
@@ -131,9 +109,7 @@ class Registry(Mapping[int, str]):
         return len(self._named)
 
     def check_options(self) -> None:
-        """Raise ConfigurationError for options that the client does not take; the registry is not
-        asked.
-        """
+        """Raise ConfigurationError for options that the client does not take; nothing is asked."""
         try:
             client_of(self._settings.url, dict(self._settings.options), DEADLINE_S)
         except ImportError as error:
@@ -146,18 +122,12 @@ class Registry(Mapping[int, str]):
         self._ask(None)
 
     def _ask(self, schema_id: int | None) -> str | None:
-        """Return the text of a schema, or None where no schema is asked for."""
         url = self._settings.url
-        question = {
-            "url": url,
-            "options": dict(self._settings.options),
-            "schema_id": schema_id,
-            "timeout_s": DEADLINE_S,
-            "max_bytes": MAX_BYTES,
-        }
-        match _helper().ask(question):
+        bounds = {"timeout_s": DEADLINE_S, "max_bytes": avro_schema.MAX_BYTES}
+        options = dict(self._settings.options)
+        match _helper().ask({"url": url, "options": options, "schema_id": schema_id, **bounds}):
             case {"text": text, "references": references}:
-                return self_contained(text, references)
+                return avro_schema.self_contained(text, references)
             case {"status": status} if status == _NOT_FOUND and schema_id is not None:
                 raise UnknownWriterSchemaError(url, schema_id)
             case answer if (error := _failure(url, answer)) is not None:
@@ -166,7 +136,6 @@ class Registry(Mapping[int, str]):
 
 
 def _failure(url: str, answer: Mapping[str, Any] | None) -> Exception | None:
-    """Return the error that an answer reports; None where it reports none."""
     match answer:
         case None:
             return RegistryUnreachableError(url, f"no whole answer within {DEADLINE_S:.0f} s")
@@ -175,16 +144,14 @@ def _failure(url: str, answer: Mapping[str, Any] | None) -> Exception | None:
             return missing_package(error) or error
         case {"options": reason}:
             return _refused_options(reason)
-        case {"status": status} if status in _REFUSALS:
-            return RegistryAccessError(url, f"HTTP status {status}")
         case {"status": status}:
-            return RegistryUnreachableError(url, f"HTTP status {status}")
+            refuses = status in _REFUSALS
+            kind = RegistryAccessError if refuses else RegistryUnreachableError
+            return kind(url, f"HTTP status {status}")
         case {"tls": _}:
             return RegistryAccessError(url, "TLS")
-        case {"too_large": _}:
-            return RegistryUnreachableError(url, "its answer is too large")
-        case {"trouble": name}:
-            return RegistryUnreachableError(url, str(name))
+        case {"trouble": why}:
+            return RegistryUnreachableError(url, str(why))
     return None
 
 
@@ -208,20 +175,16 @@ _COMMAND: Final = (
 
 
 class _Helper:
-    """A process that asks registries, one question at a time; it is started for the first one, and
-    anew after it was ended.
-    """
+    """A process that asks registries, one question at a time; it is started when it is needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._quiet: dict[str, tuple[float, dict[str, Any] | None]] = {}
-        """Registries that have not answered, or with too much, by URL: until when they are not
-        asked again (monotonic), and the last answer.
-        """
+        """By URL, until when (monotonic) a registry is not asked, and its last answer."""
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the answer; None where there is none before the deadline."""
+        # None where there is no answer before the deadline.
         with self._lock:
             until, last = self._quiet.get(question["url"], (0.0, None))
             if time.monotonic() < until:
@@ -242,7 +205,7 @@ class _Helper:
                 if started != {}:
                     return started
             answer = self._say(self._process, question, DEADLINE_S)
-            if answer is None or "too_large" in answer:
+            if answer is None or answer.get("trouble") == TOO_LARGE:
                 self._process.kill()
                 self._process.wait()
                 self._quiet[question["url"]] = time.monotonic() + QUIET_S, answer
@@ -250,9 +213,7 @@ class _Helper:
 
     @staticmethod
     def _say(process: subprocess.Popen[str], line: Any, limit_s: float) -> dict[str, Any] | None:
-        """Write this line to the process and return its next one; None where the process has ended,
-        also by this limit.
-        """
+        # None where the process has ended, also by this limit.
         reader = cast(IO[str], process.stdin)
         answers = cast(IO[str], process.stdout)
         end = threading.Timer(limit_s, process.kill)

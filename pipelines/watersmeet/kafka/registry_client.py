@@ -1,9 +1,8 @@
-"""The process that asks a schema registry, by confluent-kafka's own client, and does nothing else.
+"""The process that asks a schema registry, by confluent-kafka's own client, and nothing else.
 
 The client sets no bounds to an answer: it reads a body of any size, unpacks it, and waits as long
 as a byte comes now and then. So the process has a limit of memory, and whoever has started it ends
-it after the deadline (`registry`). It takes a question a line, as JSON, on standard input, and
-gives an answer a line; it ends with its input.
+it after the deadline (`registry`). Questions and answers are lines of JSON; it ends with its input.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from typing import Any, Final
 
 MEMORY_BYTES: Final = 256 * 2**20
 """Memory that an answer may take, unpacked and read, beyond what the process has when it begins."""
+
+TOO_LARGE: Final = "its answer is too large"
 
 MAX_REFERENCES: Final = 100
 """Maximum number of other schemas that a schema may refer to, directly and through others."""
@@ -44,7 +45,7 @@ def main() -> None:
     print(json.dumps({}), file=answers, flush=True)
 
     def work(line: str) -> None:
-        """Answer a question, beside the thread that notices the end of the input."""
+        # Beside the thread that notices the end of the input.
         print(json.dumps(_answer(**json.loads(line))), file=answers, flush=True)
 
     for line in sys.stdin:
@@ -52,9 +53,7 @@ def main() -> None:
 
 
 class OptionsError(Exception):
-    """Options that the client does not take, for this reason; None: a file that they name cannot be
-    read.
-    """
+    """Options that the client does not take, and why; None: a file cannot be read."""
 
     def __init__(self, reason: str | None) -> None:
         super().__init__(reason)
@@ -62,9 +61,7 @@ class OptionsError(Exception):
 
 
 def client_of(url: str, options: dict[str, str], timeout_s: float) -> Any:
-    """Return the client of a registry; nothing is asked. Raises OptionsError for options that it
-    does not take.
-    """
+    """Return the client of a registry; nothing is asked. Raises OptionsError."""
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     # The run itself waits, and reports that it does.
@@ -80,12 +77,8 @@ def client_of(url: str, options: dict[str, str], timeout_s: float) -> Any:
 def _answer(
     url: str, options: dict[str, str], timeout_s: float, schema_id: int | None, max_bytes: int
 ) -> dict[str, Any]:
-    """Return the `text` of a schema and its `references`, or nothing where none was asked for; else
-    why there is none.
-
-    That is an HTTP `status`, what is wrong with the `options`, `tls`, `too_large` or another
-    `trouble`.
-    """
+    # A schema's `text` and `references`; or an HTTP `status`, what is wrong with the `options`,
+    # `tls` or another `trouble`; nothing where no schema was asked for.
     from confluent_kafka.schema_registry import SchemaRegistryError
 
     try:
@@ -100,19 +93,16 @@ def _answer(
     except SchemaRegistryError as error:
         return {"status": error.http_status_code}
     except Exception as error:  # of the HTTP library, which depends on the client's version
-        for kind, name in ((MemoryError, "too_large"), (ssl.SSLError, "tls")):
-            if _is_caused_by(error, kind):
-                return {name: True}
+        if _is_caused_by(error, MemoryError):
+            return {"trouble": TOO_LARGE}
+        if _is_caused_by(error, ssl.SSLError):
+            return {"tls": True}
         return {"trouble": type(error).__name__}
 
 
 def _schema(client: Any, schema_id: int, max_bytes: int) -> dict[str, Any]:
-    """Return a schema's `text` and those of its `references`, each after what it refers to itself.
-
-    A text that is longer than a schema may be is cut off just behind that length. References that
-    are endless, too many or too large are left out. In both cases what the text says of records is
-    that they cannot be read.
-    """
+    # A longer text than a schema may be is cut off just behind that length, and references that are
+    # endless, too many or too large are left out: of both, records cannot be read.
     schema = client.get_schema(schema_id)
     references: dict[tuple[str, int], str] = {}
     try:
@@ -130,10 +120,7 @@ def _collect(
     texts: dict[tuple[str, int], str],
     inside: tuple[tuple[str, int], ...],
 ) -> None:
-    """Add what references lead to, each after what it refers to itself.
-
-    Raises RecursionError where they have no end, or are too many.
-    """
+    # Each after what it refers to. Raises RecursionError where they have no end, or are too many.
     for reference in references:
         version = (reference.subject, reference.version)
         if version in inside or len(texts) + len(inside) >= MAX_REFERENCES:
@@ -151,7 +138,6 @@ def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> boo
 
 
 def _limit_memory() -> None:
-    """Set the limit of memory, where the system says how much is in use already."""
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + MEMORY_BYTES

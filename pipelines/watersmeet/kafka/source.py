@@ -1,5 +1,4 @@
-"""Kafka as a Python data source of Spark: offset ranges are read and decoded in the same worker,
-and handed on as Arrow.
+"""Kafka as a Python data source of Spark: a worker reads a range and hands on what it decodes.
 
 The settings live in the class that `kafka_source` makes, not in options of the reader, so that no
 password shows in a plan.
@@ -12,67 +11,52 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from watersmeet.imports import leave_imports_alone
 from watersmeet.kafka.cluster import TIMEOUT_S
-from watersmeet.kafka.ranges import split_ranges
-from watersmeet.kafka.reading import Range, read_range
+from watersmeet.kafka.reading import Range, read_range, split_ranges
 from watersmeet.settings import KafkaSettings
 
 
 @dataclass(frozen=True)
 class DecodedTopic:
-    """A topic of a cluster whose committed records are decoded from the columns of
-    `core.reading.KAFKA` into `schema` (Spark DDL).
-    """
+    """A topic whose committed records are decoded from `core.reading.KAFKA` into `schema` (DDL)."""
 
     kafka: KafkaSettings
     decode: Callable[[pa.RecordBatch], pa.Table]
     schema: str
     parallelism: int = 1
-    """Minimum number of tasks that read ranges that are large enough, also where there are fewer
-    partitions.
-    """
+    """Minimum number of tasks that read large ranges, also with fewer partitions."""
     timeout_s: float = TIMEOUT_S
     """Seconds that a broker may take to answer."""
 
 
 def kafka_source(name: str, topic: DecodedTopic, ranges: Sequence[Range]) -> type[DataSource]:
-    """Return a data source to be read as a batch, under `name` once it is registered: the records
-    of these ranges.
+    """Return a data source of the records of these ranges, under `name` once it is registered.
 
-    What fails in a worker reaches the driver as text: `errors.is_retriable` and `errors.root_cause`
-    read it.
+    What fails in a worker reaches the driver as text: `watersmeet.errors` reads it.
     """
     parts = split_ranges(ranges, topic.parallelism)
 
     class Kafka(DataSource):
         @classmethod
         def name(cls) -> str:
-            """Return the name under which Spark knows the source."""
             return name
 
         def schema(self) -> str:
-            """Return the columns of a record, as Spark's DDL."""
             return topic.schema
 
         def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-            """Return the reader of a batch; `schema` is always the source's own."""
+            # `schema` is always the source's own.
             return _RangesReader(topic, parts)
 
     return Kafka
 
 
 def register(spark: SparkSession, source: type[DataSource]) -> str:
-    """Register a data source with a session, in place of an earlier one of its name, and return
-    that name.
-    """
+    """Register a data source with a session, in place of one of its name; return the name."""
     spark.dataSource.register(source)
     return source.name()
 
@@ -83,11 +67,9 @@ class _RangesReader(DataSourceReader):
         self._ranges = ranges
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the ranges of offsets that Spark reads as one partition each."""
         return [InputPartition(part) for part in self._ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a range, as Arrow batches."""
         leave_imports_alone()
         topic = self._topic
         for batch in read_range(topic.kafka, partition.value, timeout_s=topic.timeout_s):

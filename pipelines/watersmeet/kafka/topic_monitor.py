@@ -1,6 +1,4 @@
-"""A watch over the sources' topics while a run works: a broker that is away is waited for; a topic
-that has changed stops the run.
-"""
+"""A watch over the sources' topics while a run works: a change of one stops the run."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ LOOK_EVERY_S = 5.0
 
 
 class TopicMonitor:
-    """A look at the sources every few seconds; `notify` gets the news that Kafka is waited for, for
-    `limit_s` at most.
-    """
+    """A look at the sources every few seconds; `notify` is told of a broker that is waited for."""
 
     def __init__(
         self,
@@ -36,9 +32,9 @@ class TopicMonitor:
         self._looked = self._answered = time.monotonic()
 
     def poll(self) -> None:
-        """Raise TopicChangedError where a source's partitions or identity changed, or where two
-        looks in a row have not found it, and KafkaTransientError where no broker has answered for
-        longer than the limit.
+        """Look whether the sources' topics are the same; a topic has to be missing twice in a row.
+
+        Raises TopicChangedError, or KafkaTransientError after `limit_s` without an answer.
         """
         if time.monotonic() - self._looked < LOOK_EVERY_S:
             return
@@ -49,9 +45,8 @@ class TopicMonitor:
             silent_s = time.monotonic() - self._answered
             if silent_s > self._limit_s:
                 raise
-            self._notify(
-                error, f"{error}; waiting for {silent_s:.0f} s, at most {self._limit_s:.0f} s"
-            )
+            waits = f"waiting for {silent_s:.0f} s, at most {self._limit_s:.0f} s"
+            self._notify(error, f"{error}; {waits}")
         self._looked = time.monotonic()
 
     def _check(self) -> None:

@@ -1,10 +1,8 @@
-"""Workers that read offset ranges of Kafka and decode them: decoding takes more time than all the
-rest of bronze.
+"""Workers that read and decode ranges of Kafka: decoding takes more time than the rest of bronze.
 
-Few records are read by threads of this process, before other processes would have started. Many are
-read by worker processes, one for each core, which are started with the first of them and end with
-the process that started them, however that ends. A worker process hands its rows on in Arrow's
-stream format.
+Few records are read by threads of this process, many by worker processes, one a core, which are
+started with the first of them, end with the process that started them, however that ends, and hand
+their rows on in Arrow's stream format.
 """
 
 from __future__ import annotations
@@ -24,19 +22,14 @@ import pyarrow as pa
 
 from watersmeet.errors import WorkerEndedError
 from watersmeet.imports import hide_pandas, leave_imports_alone
-from watersmeet.kafka.ranges import split_ranges
-from watersmeet.kafka.reading import Range, read_range
+from watersmeet.kafka.reading import Range, read_range, split_ranges
 from watersmeet.settings import KafkaSettings
 
 SAFE_PATH = ("PYTHONSAFEPATH", "1")
-"""The environment variable, and its value, by which a Python that is started later imports nothing
-from the current folder (Python 3.11).
-"""
+"""A variable, and value, by which Python imports nothing from the current folder (3.11)."""
 
 FEW_OFFSETS: Final = 5_000
-"""Largest number of offsets that threads of this process read. Decoding these takes tens of
-milliseconds, and starting a worker process takes half a second of processor time.
-"""
+"""Most offsets that threads read, in tens of ms; a process takes half a second to start."""
 
 Decode = Callable[[pa.RecordBatch], pa.Table]
 
@@ -48,13 +41,12 @@ def read_decoded(
     schema: pa.Schema,
     max_bytes: int | None = None,
 ) -> tuple[pa.Table, dict[int, int]]:
-    """Return the decoded committed records of ranges of one topic, one for a partition, in their
-    order, and by partition the offset where reading ended.
+    """Return the decoded committed records of ranges of one topic, one a partition, in their order,
+    and by partition the offset where reading ended.
 
-    `decode` makes the records of the columns of `core.reading.KAFKA`; where there are many, it is
-    sent to worker processes, and its result has the columns of `schema`. Reading ends before the
-    range does where the records have more than about `max_bytes`. Raises what `read_range` raises,
-    and WorkerEndedError where a worker process was killed.
+    `decode` makes the records of `core.reading.KAFKA` columns; where there are many, it is sent to
+    worker processes, and its result has the columns of `schema`. Reading ends early where the
+    records have more than about `max_bytes`. Raises what `read_range` raises, and WorkerEndedError.
     """
     parts = split_ranges(ranges, os.cpu_count() or 1)
     room = None if max_bytes is None else max_bytes // max(1, len(parts))
@@ -87,9 +79,6 @@ def read_decoded(
 def _read(
     kafka: KafkaSettings, offset_range: Range, decode: Decode, schema: pa.Schema, room: int | None
 ) -> tuple[pa.Table, int]:
-    """Return the records of a range, and where reading ended: after the batch that has filled the
-    room.
-    """
     tables, ends = zip(*_decoded(kafka, offset_range, decode, schema, room), strict=True)
     return pa.concat_tables(tables), ends[-1]
 
@@ -97,7 +86,6 @@ def _read(
 def _read_packed(
     kafka: KafkaSettings, offset_range: Range, decode: Decode, schema: pa.Schema, room: int | None
 ) -> tuple[pa.Buffer, int]:
-    """Return what `_read` does, packed for another process."""
     packed = pa.BufferOutputStream()
     ends = []
     with pa.ipc.new_stream(packed, schema) as stream:
@@ -111,10 +99,7 @@ def _read_packed(
 def _decoded(
     kafka: KafkaSettings, offset_range: Range, decode: Decode, schema: pa.Schema, room: int | None
 ) -> Iterator[tuple[pa.Table, int]]:
-    """Yield the records of a range batch by batch, each with where reading ends if it ends there.
-
-    The last ones are none, or have filled the room.
-    """
+    # Each batch with where reading ends if it ends there; the last ones are none, or fill the room.
     size = 0
     for batch in read_range(kafka, offset_range):
         rows = decode(batch).select(schema.names).cast(schema)
@@ -153,19 +138,14 @@ def _pool() -> ProcessPoolExecutor:
 
 
 STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
-"""The signals by which a run is asked to stop. They may go to all of its processes, and a worker's
-batch is not done then.
-"""
+"""The signals that ask a run to stop, perhaps all of its processes, amid a worker's batch."""
 
 
 @contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Block `STOPPING` in this thread inside the `with` block, and for good in the processes that
-    it starts there.
-
-    So a worker outlives them before it has come to `_prepare`, too. multiprocessing's own tracker,
-    whose start unblocks them, has been started with the pool.
-    """
+    # And for good in the processes that are started meanwhile, so that a worker outlives them
+    # before it has come to `_prepare`, too. (multiprocessing's tracker, whose start unblocks them,
+    # has been started with the pool.)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
@@ -174,7 +154,6 @@ def _blocked_signals() -> Iterator[None]:
 
 
 def _prepare() -> None:
-    """Prepare a worker, which ends with its parent, and with nothing else."""
     pa.set_memory_pool(pa.system_memory_pool())  # see `engine.embedded`
     hide_pandas()
     leave_imports_alone()

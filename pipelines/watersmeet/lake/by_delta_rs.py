@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -22,13 +23,23 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from watersmeet.core.types import TIME
 from watersmeet.errors import WatersmeetError
-from watersmeet.lake.conditions import Dialect, sql_of
+from watersmeet.lake.conditions import Dialect, sql_of, sql_of_rows, sql_of_view
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, local_path, scheme_of
+from watersmeet.lake.log_files import (
+    LOG,
+    damaged,
+    entry_name,
+    entry_of,
+    names_in,
+    version_of_entry,
+)
 from watersmeet.lake.table_errors import names_tables
 from watersmeet.lake.table_reader import (
+    NO_VERSIONS,
     Aggregates,
     NoTableError,
+    QueryError,
     TableReader,
     Version,
     VersionGoneError,
@@ -38,7 +49,7 @@ from watersmeet.lake.table_reader import (
     plain_schema,
     restored_to,
 )
-from watersmeet.lake.views import View
+from watersmeet.lake.views import DerivedView, View, with_reads
 
 
 @names_tables
@@ -63,6 +74,11 @@ class DeltaRsReader(TableReader):
     def views(self) -> Mapping[str, View]:
         """See `TableReader`."""
         return self._lake.views
+
+    @property
+    def derived(self) -> Mapping[str, DerivedView]:
+        """See `TableReader`."""
+        return self._lake.derived
 
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
@@ -122,6 +138,45 @@ class DeltaRsReader(TableReader):
                 raise VersionGoneError(table, version) from None
             raise
 
+    @property
+    def dialect(self) -> str:
+        """See `TableReader`."""
+        return "datafusion"
+
+    def functions(self) -> None:
+        """See `TableReader`. None of DataFusion's reaches a file or another host."""
+        return
+
+    def query(
+        self, sql: str, names: Collection[str], versions: Mapping[str, int] = NO_VERSIONS
+    ) -> pa.RecordBatchReader:
+        """See `TableReader`. What is sorted or joined beyond a bound of memory is on disk."""
+        query = QueryBuilder()
+        query.execute(_UNPACK_WHAT_MATCHES)
+        query.execute(f"SET datafusion.runtime.memory_limit = '{_QUERY_MEMORY}'")
+        stored = self.stored_tables(names)
+        opened = {table: self._at(table, versions.get(table)) for table in stored}
+        for table, delta_table in opened.items():
+            query.register(table, delta_table)
+        tables = {table: sql_name(table) for table in opened}
+        columns = {table: columns_of(delta_table).names for table, delta_table in opened.items()}
+        for name in with_reads(self.derived, names):
+            if name in self.derived:
+                view = self.derived[name]
+                of_view = view.of({read: sql_name(read) for read in view.reads})
+            elif name not in self.views:
+                continue
+            elif self.views[name].items is None:
+                of_view = sql_of_view(self.views[name], tables, columns, _DATAFUSION)
+            else:  # DataFusion reads no JSON
+                schema = self.views[name].schema
+                version = versions.get(self.views[name].parts[0].table)
+                rows = self.select(name, schema.names, version=version)
+                of_view = sql_of_rows(rows, schema, _DATAFUSION)
+            query.execute(f"CREATE VIEW {sql_name(name)} AS {of_view}")
+        # In brackets, nothing is a statement but a query.
+        return _answered(query, f"(\n{sql}\n)")
+
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `TableReader`."""
         while True:
@@ -154,9 +209,9 @@ class DeltaRsReader(TableReader):
         suffice. An update would list the whole log, which may be long.
         """
         files = self.files_of(table)
-        log = f"{self.path(table)}/_delta_log"
-        return files.has_file(f"{log}/{version + 1:020}.json") or not files.has_file(
-            f"{log}/{version:020}.json"
+        log = f"{self.path(table)}/{LOG}"
+        return files.has_file(f"{log}/{entry_name(version + 1)}") or not files.has_file(
+            f"{log}/{entry_name(version)}"
         )
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
@@ -308,28 +363,21 @@ class DeltaRsReader(TableReader):
 
     def _last_commit(self, table: str) -> int | None:
         """Return the number of the last commit file of a lake that is a folder; None elsewhere."""
-        log = Path(self.path(table), "_delta_log")
-        numbers = (
-            [int(file.stem) for file in log.glob("*.json") if file.stem.isdigit()]
-            if log.is_dir()
-            else []
-        )
-        return max(numbers, default=None)
+        found = map(version_of_entry, names_in(Path(self.path(table), LOG)))
+        return max((version for version in found if version is not None), default=None)
 
     def _is_whole(self, table: str, version: int) -> bool:
         """Return True where a commit file is not empty and each of its lines is JSON."""
-        text = self.files_of(table).read_text(f"{self.path(table)}/_delta_log/{version:020}.json")
+        entry = f"{self.path(table)}/{LOG}/{entry_name(version)}"
+        text = self.files_of(table).read_text(entry)
         try:
             return bool([json.loads(line) for line in (text or "").splitlines()])
         except ValueError:
             return False
 
     def _damaged(self, table: str, version: int) -> WatersmeetError:
-        return WatersmeetError(
-            f"the log of table {table} is damaged: "
-            f"{self.path(table)}/_delta_log/{version:020}.json is empty or torn",
-            fix="put that file back from a copy of the lake",
-        )
+        log = Path(self.path(table), LOG)
+        return damaged(entry_of(log, version), "is empty or torn")
 
     def _lacks_files(self, table: str, delta_table: DeltaTable) -> bool:
         files = self.files_of(table)
@@ -366,6 +414,44 @@ class _Selection(NamedTuple):
         """The clause that groups rows, as SQL; empty where they are not grouped."""
         by = ", ".join(map(sql_name, self.columns))
         return f" GROUP BY {by}" if self.is_grouped and by else ""
+
+
+def _answered(query: QueryBuilder, sql: str) -> pa.RecordBatchReader:
+    """Return the rows of a query that begins in the second line of `sql`."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from (batch.cast(plain) for batch in answer)
+        except (DeltaError, pa.ArrowException, OSError) as error:
+            raise _query_error(str(error)) from None
+
+    try:
+        answer = pa.RecordBatchReader.from_stream(query.execute(sql))
+    except (DeltaError, pa.ArrowException) as error:
+        raise _query_error(str(error)) from None
+    plain = plain_schema(answer.schema)
+    return pa.RecordBatchReader.from_batches(plain, batches())
+
+
+def _query_error(text: str) -> QueryError:
+    """Return what DataFusion says of a query, without its words about itself."""
+    place = _QUERY_PLACE.search(text)
+    said = _QUERY_PLACE.sub("", text.rpartition("caused by\n")[2])
+    while prefix := _QUERY_PREFIX.match(said):
+        said = said[prefix.end() :]
+    said = said.removesuffix('")').replace('\\"', '"').strip()
+    if place is None:
+        return QueryError(said)
+    return QueryError(said, int(place[1]) - 1, int(place[2]))
+
+
+_QUERY_PLACE: Final = re.compile(r",? at Line: (\d+), Column: (\d+)")
+_QUERY_PREFIX: Final = re.compile(
+    r"(?:SQL error|Schema error|Error during planning|External error|Arrow error|Cast error"
+    r"|Parser error|This feature is not implemented|DataFusion error|Execution error): "
+    r"|(?:ParserError|TokenizerError)\(\""
+)
+_QUERY_MEMORY: Final = "2G"
 
 
 def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -6,6 +6,7 @@ These are tables of a catalog, and tables on file systems unknown to delta-rs.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -13,17 +14,20 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
-from watersmeet.lake.conditions import Dialect, sql_of
+from watersmeet.core.types import columns_ddl
+from watersmeet.lake.conditions import Dialect, sql_of, sql_of_view
 from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.table_errors import names_tables
 from watersmeet.lake.table_reader import (
+    NO_VERSIONS,
     Aggregates,
     NoTableError,
+    QueryError,
     TableReader,
     Version,
     VersionGoneError,
@@ -34,7 +38,7 @@ from watersmeet.lake.table_reader import (
     restored_to,
     row_count,
 )
-from watersmeet.lake.views import View
+from watersmeet.lake.views import DerivedView, View, with_reads
 
 _GONE: Final = frozenset(
     [
@@ -68,6 +72,11 @@ class SparkReader(TableReader):
     def views(self) -> Mapping[str, View]:
         """See `TableReader`."""
         return self._lake.views
+
+    @property
+    def derived(self) -> Mapping[str, DerivedView]:
+        """See `TableReader`."""
+        return self._lake.derived
 
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
@@ -113,6 +122,40 @@ class SparkReader(TableReader):
         """See `TableReader`."""
         rows = self._rows(table, version, by, where, values)
         return normalise(self._collect(table, version, summarised(rows, by, values)))
+
+    @property
+    def dialect(self) -> str:
+        """See `TableReader`."""
+        return "spark"
+
+    def functions(self) -> Collection[str]:
+        """See `TableReader`."""
+        return {row[0] for row in self._spark.sql("SHOW SYSTEM FUNCTIONS").collect()}
+
+    def query(
+        self, sql: str, names: Collection[str], versions: Mapping[str, int] = NO_VERSIONS
+    ) -> pa.RecordBatchReader:
+        """See `TableReader`. Nothing stays in the session: the tables are parts of the query."""
+        stored = self.stored_tables(names)
+        tables = {table: _quoted(table) for table in stored}
+        columns = {table: self.columns(table, versions.get(table)).names for table in stored}
+        parts = {}
+        for table in stored:
+            version = f" VERSION AS OF {versions[table]}" if table in versions else ""
+            parts[table] = f"SELECT * FROM {sql_name(self._lake, table)}{version}"
+        for name in with_reads(self.derived, names):
+            if name in self.derived:
+                view = self.derived[name]
+                parts[name] = view.of({read: _quoted(read) for read in view.reads})
+            elif name in self.views:
+                parts[name] = _sql_of(self.views[name], tables, columns)
+        named = ", ".join(f"{_quoted(name)} AS ({part})" for name, part in parts.items())
+        beginning = f"WITH {named} (" if parts else "("
+        try:
+            # In brackets, nothing is a statement but a query.
+            return self._spark.sql(f"{beginning}\n{sql}\n)").toArrow().to_reader()
+        except PySparkException as error:
+            raise _query_error(error) from None
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `TableReader`."""
@@ -216,6 +259,23 @@ class SparkReader(TableReader):
         return False
 
 
+def _query_error(error: PySparkException) -> QueryError:
+    """Return what Spark says of a query that begins in the second line."""
+    text = str(error)
+    place = _QUERY_PLACE.search(text)
+    said = _QUERY_PREFIX.sub("", re.split(_QUERY_END, text)[0]).strip()
+    return (
+        QueryError(said)
+        if place is None
+        else QueryError(said, int(place[1]) - 1, int(place[2]) + 1)
+    )
+
+
+_QUERY_PLACE: Final = re.compile(r"line (\d+),? pos (\d+)")
+_QUERY_PREFIX: Final = re.compile(r"^\[[A-Z_.0-9]+\] ")
+_QUERY_END: Final = re.compile(r"\.? SQLSTATE: |[;(]? ?line \d+,? pos |\n== ")
+
+
 def summarised(
     rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]
 ) -> DataFrame:
@@ -247,17 +307,35 @@ def sql_name(lake: Lake, table: str) -> str:
     )
 
 
-def view_sql(lake: Lake, name: str, columns: Collection[str] | None = None) -> str:
-    """Return a view as a query in Spark SQL; `columns`: those that it has, all by default."""
+def view_sql(lake: Lake, name: str, columns: Mapping[str, Collection[str]] | None = None) -> str:
+    """Return a view as a query in Spark SQL.
+
+    `columns`: those that its tables have; by default what their layout says.
+    """
     view = lake.views[name]
-    names = [column for column in view.schema.names if columns is None or column in columns]
-    queries = []
-    for part in view.parts:
-        values = {each: f"'{text}' AS {_quoted(each)}" for each, text in part.constants.items()}
-        selected = ", ".join(values.get(column, _quoted(column)) for column in names)
-        where = sql_where([part.where], ())
-        queries.append(f"SELECT {selected} FROM {sql_name(lake, part.table)} WHERE {where}")
-    return " UNION ALL ".join(queries)
+    names = {part.table: sql_name(lake, part.table) for part in view.parts}
+    own = dict.fromkeys(names, view.schema.names)
+    return _sql_of(view, names, own if columns is None else columns)
+
+
+def _sql_of(view: View, tables: Mapping[str, str], columns: Mapping[str, Collection[str]]) -> str:
+    if view.items is None:
+        return sql_of_view(view, tables, columns, SPARK_SQL)
+    [part] = view.parts
+    of_body, of_items = view.packed
+    packed, each = pa.schema(of_body), ""
+    if view.items:
+        packed = packed.append(pa.field(view.items, pa.list_(pa.struct(of_items))))
+        each = f" LATERAL VIEW EXPLODE(body.{view.items}) AS item"
+    places = {field.name: "body." for field in of_body} | {f.name: "item." for f in of_items}
+    selected = ", ".join(
+        f"{places.get(name, '')}{_quoted(name)} AS {_quoted(name)}" for name in view.schema.names
+    )
+    return (
+        f"SELECT {selected} FROM (SELECT generation, decided_at, from_json(body, "
+        f"'{columns_ddl(packed)}') AS body FROM {tables[part.table]} "
+        f"WHERE {sql_where([part.where], ())}){each}"
+    )
 
 
 def matching(rows: DataFrame, where: Where) -> DataFrame:
@@ -270,7 +348,7 @@ def matching(rows: DataFrame, where: Where) -> DataFrame:
 
 def sql_where(where: Where, times: Collection[str]) -> str:
     """Return conditions as Spark SQL; `times`: the columns that hold timestamps."""
-    return sql_of(where, times, _SPARK_SQL)
+    return sql_of(where, times, SPARK_SQL)
 
 
 def _aggregate(kind: str, column: str) -> Column:
@@ -296,7 +374,7 @@ def _quoted(name: str) -> str:
     return "`{}`".format(name.replace("`", "``"))
 
 
-_SPARK_SQL: Final = Dialect(
+SPARK_SQL: Final = Dialect(
     name=_quoted,
     # As hexadecimal bytes, so that no quote, variable or escape in a value means anything to a
     # session.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.columns import Int64s, cuts, in_groups
+from watersmeet.core.columns import Int64s, cuts, in_groups, row_values
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import FORGOTTEN, RECORD_BYTES
 from watersmeet.lake.inputs import of_topic
@@ -136,7 +136,7 @@ def _places(chunk: Chunk) -> Iterator[tuple[int, int]]:
 
 def places_of(rows: pa.Table) -> Iterator[tuple[int, int]]:
     """Yield the partition and offset of each row."""
-    return zip(*(rows[name].to_pylist() for name in _PLACE), strict=True)
+    return row_values(rows, *_PLACE)
 
 
 def _near(chunk: Chunk) -> Iterator[list[Condition]]:

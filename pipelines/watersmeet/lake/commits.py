@@ -8,15 +8,19 @@ writes nothing. The facts are JSON in the commit's `userMetadata`.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 import pyarrow as pa
+from deltalake.exceptions import CommitFailedError
 
 import watersmeet
 from watersmeet.core.inputs import InputId, of_source
+from watersmeet.errors import TableConflictError
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import Histories, Version, walk
 from watersmeet.settings import Settings
@@ -29,13 +33,10 @@ DELETING: Final = "watersmeet-delete"
 They decide no batch.
 """
 
-EVOLVING: Final = "watersmeet-evolve"
-"""Application of commits that begin a further epoch, each with one row of `epochs`."""
-
 RESETTING: Final = "watersmeet-reset"
 """Application of commits that follow from a jump, for the generation that it has ended."""
 
-UNREAD: Final = frozenset([DELETING, EVOLVING, RESETTING])
+UNREAD: Final = frozenset([DELETING, RESETTING])
 """Applications whose last commit nobody reads back."""
 
 Append = Callable[[str, pa.Table, "Commit"], None]
@@ -177,3 +178,25 @@ def _commits(reader: Histories, table: str, application: str) -> Iterator[tuple[
 def ranges_fact(ranges: Mapping[int, tuple[int, int]]) -> list[list[int]]:
     """Return offset ranges `[from, until)` by partition as `[partition, from, until]` each."""
     return [[partition, since, until] for partition, (since, until) in sorted(ranges.items())]
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return True where a commit was refused because of another writer's commit.
+
+    Reading the table again and retrying may succeed. Spark's error classes are those of
+    `delta.exceptions`, which have no common base. Where that module has not been imported, no error
+    is one of them.
+    """
+    module = sys.modules.get("delta.exceptions")
+    spark_errors = () if module is None else tuple(getattr(module, name) for name in module.__all__)
+    return isinstance(error, (CommitFailedError, TableConflictError, *spark_errors))
+
+
+@contextmanager
+def suppress_conflict() -> Iterator[None]:
+    """End the block silently on a conflict. The caller then reads the table and tries again."""
+    try:
+        yield
+    except Exception as error:
+        if not is_conflict(error):
+            raise

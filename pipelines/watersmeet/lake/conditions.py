@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
+from watersmeet.core.types import TIME, ddl
 from watersmeet.lake.table_reader import AFFIXES, Condition, Where
+from watersmeet.lake.views import View
 
 
 class Dialect(NamedTuple):
@@ -25,13 +29,64 @@ def sql_of(where: Where, times: Collection[str], dialect: Dialect) -> str:
     """
 
     def conjunction(term: Sequence[Condition]) -> str:
-        """Return the conditions of a term, joined by AND."""
         return " AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE"
 
     common = [condition for condition in where[0] if _in_all(condition, where)] if where else []
     rest = [_without(common, term) for term in where]
+    if common and not all(rest):  # of one term, nothing is left
+        return conjunction(common)
     either = " OR ".join(f"({conjunction(term)})" for term in rest) or "TRUE"
     return f"{conjunction(common)} AND ({either})" if common else either
+
+
+def sql_of_view(
+    view: View, tables: Mapping[str, str], columns: Mapping[str, Collection[str]], dialect: Dialect
+) -> str:
+    """Return a view as a query of its tables.
+
+    `tables`: what the query calls those that exist. `columns`: the columns that each has by now; a
+    view lacks what one of its tables lacks.
+    """
+    parts = [part for part in view.parts if part.table in tables]
+    names = [
+        name
+        for name in view.schema.names
+        if all(name in part.constants or name in columns[part.table] for part in parts)
+    ]
+    queries = []
+    for part in parts:
+        constants = {
+            name: f"{dialect.text(text)} AS {dialect.name(name)}"
+            for name, text in part.constants.items()
+        }
+        selected = ", ".join(constants.get(name, dialect.name(name)) for name in names)
+        where = sql_of([part.where], (), dialect)
+        queries.append(f"SELECT {selected} FROM {tables[part.table]} WHERE {where}")
+    return " UNION ALL ".join(queries)
+
+
+def sql_of_rows(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> str:
+    """Return a few rows as a query; times are epoch ms."""
+    names = [dialect.name(name) for name in schema.names]
+
+    def literal_of(kind: pa.DataType, value: Any) -> str:
+        if kind == TIME:
+            return dialect.time(value or 0)
+        return "NULL" if value is None else _literal(value, dialect)
+
+    records = [row.values() for row in rows.select(schema.names).to_pylist()]
+    values = (
+        f"({', '.join(map(literal_of, schema.types, record))})"
+        for record in records or [[None] * len(names)]
+    )
+    typed = (
+        name if kind == TIME else f"CAST({name} AS {ddl(kind)}) AS {name}"
+        for name, kind in zip(names, schema.types, strict=True)
+    )
+    return (
+        f"SELECT {', '.join(typed)} FROM (VALUES {', '.join(values)}) "
+        f"AS decided({', '.join(names)}) WHERE {'TRUE' if records else 'FALSE'}"
+    )
 
 
 def _in_all(condition: Condition, where: Where) -> bool:

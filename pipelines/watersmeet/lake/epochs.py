@@ -1,49 +1,43 @@
-"""The table `epochs`: which rules a lake has had, and from which batch of silver on each set holds.
+"""Epochs: which rules a lake has had, and from which batch of silver on each set holds.
 
-The rules are stored as JSON (`Settings.rules`). A batch is merged by the rules of its epoch, and
-its rows are validated and published by them, whenever that happens. The first epoch begins with
+The journal has the rules as JSON (`Settings.rules`). A batch is merged by the rules of its epoch,
+and its rows are validated and published by them, whenever that happens. The first epoch begins with
 batch 0, each further one where `watersmeet evolve` says so.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
-from operator import itemgetter
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from watersmeet.configuration.sources import spelled, written
-from watersmeet.core.columns import NULL_TIME, Int64s
-from watersmeet.core.model import horizon_after
+from watersmeet.core.columns import Int64s
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.window import Window, epoch_start
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
-from watersmeet.lake.commits import Append, Commit
-from watersmeet.lake.conflicts import suppress_conflict
-from watersmeet.lake.generations import Generation
-from watersmeet.lake.table_reader import TableReader, Where, row_count
-from watersmeet.lake.tenant_state import TenantStateReader, read_batch_end
+from watersmeet.lake.commits import Append
+from watersmeet.lake.inputs import topic_partition
+from watersmeet.lake.journal import RULES, Decision, decide, read_journal
+from watersmeet.lake.table_reader import TableReader, row_count
 from watersmeet.settings import Settings
-
-_APPLICATION = "watersmeet-epochs"
 
 
 class Epoch(NamedTuple):
     """Settings that hold from a batch of silver on, up to the first batch of the next epoch.
 
-    `decided_at`: when they were recorded (epoch ms).
+    - `decided_at`: when they were recorded (epoch ms).
+    - `read_since`: by topic-partition, where bronze began to read by them; None: unknown.
     """
 
     number: int
     from_batch: int
     settings: Settings
     decided_at: int = 0
+    read_since: Mapping[TopicPartition, int] | None = None
 
 
 class Epochs(tuple[Epoch, ...]):
@@ -85,15 +79,26 @@ def read_epochs(reader: TableReader, settings: Settings) -> Epochs:
 
     A lake without any has one epoch, with the rules of `settings`.
     """
-    stored = _read(reader)
-    if not stored:
-        return Epochs([Epoch(0, 0, settings)])
-    epochs = []
+    return epochs_of(read_journal(reader), settings)
+
+
+def epochs_of(decisions: Iterable[Decision], settings: Settings) -> Epochs:
+    """Return the epochs that were decided, as `read_epochs` does."""
+    epochs = list[Epoch]()
     epoch_settings = settings.before_epochs()
-    for number, (from_batch, rules, decided_at) in enumerate(stored):
-        epoch_settings = epoch_settings.under(rules)
-        epochs.append(Epoch(number, from_batch, epoch_settings, decided_at))
-    return Epochs(epochs)
+    for number, decision in enumerate(each for each in decisions if each.kind == RULES):
+        epoch_settings = epoch_settings.under(json.loads(decision.body["configuration"]))
+        since = decision.body["read_since"]
+        epochs.append(
+            Epoch(
+                number,
+                decision.body["from_batch"],
+                epoch_settings,
+                decision.decided_at,
+                None if since is None else {topic_partition(row): row["offset"] for row in since},
+            )
+        )
+    return Epochs(epochs or [Epoch(0, 0, settings)])
 
 
 def changes(epochs: Epochs, settings: Settings) -> dict[str, tuple[Any, Any]]:
@@ -176,32 +181,46 @@ def may_begin_anew(reader: TableReader, epochs: Epochs, settings: Settings) -> b
     return not any(row_count(reader, table) for table in existing)
 
 
-def epoch_row(settings: Settings, number: int, from_batch: int, now_ms: int) -> pa.Table:
-    """Return the settings' rules as a row of `epochs`."""
-    row = (number, from_batch, json.dumps(settings.rules(), sort_keys=True), now_ms)
-    return tables.layout(settings)[tables.EPOCHS].rows([row])
+def epoch_body(
+    settings: Settings,
+    number: int,
+    from_batch: int,
+    read_since: Mapping[TopicPartition, int] | None = None,
+) -> dict[str, Any]:
+    """Return what the journal says of an epoch with the settings' rules (see `Epoch`)."""
+    since = [
+        {**tp.input._asdict(), "partition": tp.partition, "offset": offset}
+        for tp, offset in (read_since or {}).items()
+    ]
+    return {
+        "epoch": number,
+        "from_batch": from_batch,
+        "configuration": json.dumps(settings.rules(), sort_keys=True),
+        "read_since": None if read_since is None else since,
+    }
 
 
-def begin_epoch(
-    reader: TableReader, append: Append, settings: Settings, from_batch: int, now_ms: int
-) -> None:
+def begin_epoch(reader: TableReader, append: Append, settings: Settings, from_batch: int) -> None:
     """Record the settings' rules as the next epoch of a lake without an owner.
 
     Such a lake has no batch yet, or is being rebuilt.
     """
-    number = len(_read(reader))
-    with suppress_conflict():  # of two concurrent first starts, one writes
-        append(
-            tables.EPOCHS,
-            epoch_row(settings, number, from_batch, now_ms),
-            Commit(_APPLICATION, 0, number + 1),
-        )
+    decide(
+        reader,
+        append,
+        RULES,
+        lambda decisions: epoch_body(settings, _count(decisions), from_batch),
+    )
 
 
-def keep_first_epoch(reader: TableReader, append: Append, settings: Settings, now_ms: int) -> None:
+def keep_first_epoch(reader: TableReader, append: Append, settings: Settings) -> None:
     """Record the first epoch of a lake that has none."""
-    if not _read(reader):
-        begin_epoch(reader, append, settings, 0, now_ms)
+    first = epoch_body(settings, 0, 0)
+    decide(reader, append, RULES, lambda decisions: None if _count(decisions) else first)
+
+
+def _count(decisions: Iterable[Decision]) -> int:
+    return sum(decision.kind == RULES for decision in decisions)
 
 
 def unsettled_from(epochs: Epochs, clock: int) -> int:
@@ -214,6 +233,19 @@ def unsettled_from(epochs: Epochs, clock: int) -> int:
     return clock - lag_ms - (len(epochs) - 1)
 
 
+def needed_ms(epochs: Epochs) -> int:
+    """Return how long before a position (ms) rows of silver begin that are needed to derive again
+    what comes after it.
+
+    No merge record is open for longer than the window. A late record that is not settled there, or
+    comes later, may correct one that closed before.
+    """
+    within = [epoch.settings.publish.within_ms for epoch in epochs]
+    corrected = [ms for ms in within if ms is not None]
+    longest = longest_ms(epochs)
+    return longest + (max(corrected) + longest + len(epochs) if corrected else 0)
+
+
 def longest_ms(epochs: Epochs) -> int:
     """Return the longest time (ms) that a merge record could be open, under any of the rules.
 
@@ -223,130 +255,3 @@ def longest_ms(epochs: Epochs) -> int:
     merges = [epoch.settings.merge for epoch in epochs]
     longest_window_ms = max(merge.window.longest_ms for merge in merges)
     return longest_window_ms + max(merge.tenant_max_lag_ms or 0 for merge in merges)
-
-
-class EpochEnd(NamedTuple):
-    """The end of an epoch in a partition: the window, and the clock (ms) then.
-
-    - `head`: the largest head (ms) of the partition's inputs, up to which the epoch may have
-      looked.
-    - `next_start`: where the next epoch started (ms); the clock may still have been behind that.
-    """
-
-    window: Window
-    clock: int
-    head: int
-    next_start: int
-
-    @property
-    def horizon(self) -> int:
-        """Event time (ms) before which a record was late at the end.
-
-        What had timed out lies before it.
-        """
-        return self.clock - self.window.gap_ms
-
-
-def epoch_ends(
-    reader: TableReader, epochs: Epochs, generation: Generation
-) -> dict[int, list[EpochEnd]]:
-    """Return, by partition and in order, the ends of a generation's epochs before the last."""
-    ends = {last: (epoch, after) for epoch, last, after in _ended(epochs, generation)}
-    if not ends:
-        return {}
-    where: Where = [[("batch", "in", sorted(ends)), ("clock", "is not null", None)]]
-    values = {"clock": ("max", "clock"), "head": ("max", "head")}
-    rows = reader.summary(tables.PROGRESS, ["batch", "partition"], values, where).to_pylist()
-    ends_by_partition: dict[int, list[EpochEnd]] = {}
-    start: dict[int, int] = {}
-    for row in sorted(rows, key=itemgetter("batch")):
-        epoch, after = ends[row["batch"]]
-        p, clock = row["partition"], row["clock"]
-        start |= _starts({p: clock}, start, epoch, after)
-        end = EpochEnd(epoch.settings.merge.window, clock, row["head"], start[p])
-        ends_by_partition.setdefault(p, []).append(end)
-    return ends_by_partition
-
-
-def _ended(epochs: Epochs, generation: Generation) -> Iterator[tuple[Epoch, int, Epoch]]:
-    """Yield the epochs that ended in a generation: each with its last batch, and the next one.
-
-    Epochs without a batch are left out, but for the current one.
-    """
-    ended = [(epoch, last) for epoch, last in epochs.ends() if last >= generation.from_batch]
-    following = [*(epoch for epoch, _ in ended[1:]), epochs.current]
-    for (epoch, last), after in zip(ended, following, strict=False):
-        yield epoch, last, after
-
-
-def _starts(
-    clocks: Mapping[int, int], starts_before: Mapping[int, int], before: Epoch, after: Epoch
-) -> dict[int, int]:
-    """Return by partition where the next epoch started, from the clocks (ms) before it."""
-    rules = before.settings.merge.closing, after.settings.merge.closing
-    return {
-        p: epoch_start(clock, starts_before.get(p, NULL_TIME), *rules)
-        for p, clock in clocks.items()
-    }
-
-
-class InheritedLateness(NamedTuple):
-    """Lateness that the current epoch inherits from ended ones. Times are in ms.
-
-    - `horizons`: by partition, the largest (clock - gap) at the ends of epochs. With tenants, the
-      clock is that of a tenant of which nothing was known.
-    - `epoch_start`: by partition, where the current epoch started (`core.window.epoch_start`).
-    - `tenant_horizons`: by partition and tenant, the horizon where it is another one.
-    - `global_floor`: by topic-partition, a lower bound of every tenant's position when the lag
-      changed.
-    """
-
-    horizons: Mapping[int, int] = MappingProxyType({})
-    epoch_start: Mapping[int, int] = MappingProxyType({})
-    tenant_horizons: Mapping[tuple[int, str], int] = MappingProxyType({})
-    global_floor: Mapping[TopicPartition, int] = MappingProxyType({})
-
-
-def inherited_lateness(
-    reader: TableReader, epochs: Epochs, generation: Generation
-) -> InheritedLateness:
-    """Return the lateness that ended epochs have left in a generation (`epoch_ends`)."""
-    state = TenantStateReader(reader, generation)
-    start: dict[int, int] = {}
-    horizons: dict[int, int] = {}
-    tenant_horizons: dict[tuple[int, str], int] = {}
-    global_floor: dict[TopicPartition, int] = {}
-    for epoch, last, after in _ended(epochs, generation):
-        merge = epoch.settings.merge
-        lag_ms = merge.tenant_max_lag_ms
-        gap_ms = merge.window.gap_ms
-        end = read_batch_end(reader, last)
-        start |= _starts(end.clocks, start, epoch, after)
-        clocks = state.clocks_at(end, lag_ms, global_floor)
-        unknown_clocks = clocks.unknown_tenant_clocks()
-        earlier_clocks = {
-            place: unknown_clocks[place[0]]
-            for place in tenant_horizons
-            if place[0] in unknown_clocks
-        }
-        for place, clock in (earlier_clocks | clocks.tenant_clocks()).items():
-            before = tenant_horizons.get(place, horizons.get(place[0]))
-            tenant_horizons[place] = horizon_after(before, clock, gap_ms)
-        for p, clock in unknown_clocks.items():
-            horizons[p] = horizon_after(horizons.get(p), clock, gap_ms)
-        if epochs[epoch.number + 1].settings.merge.tenant_max_lag_ms != lag_ms:
-            for tp, at in clocks.considered().items():
-                floor = at - (lag_ms or 0)
-                global_floor[tp] = max(floor, global_floor.get(tp, floor))
-    beyond = {place: at for place, at in tenant_horizons.items() if at > horizons[place[0]]}
-    return InheritedLateness(horizons, start, beyond, global_floor)
-
-
-def _read(reader: TableReader) -> Sequence[tuple[int, dict[str, Any], int]]:
-    if not reader.exists(tables.EPOCHS):
-        return []
-    columns = ["epoch", "from_batch", "configuration", "decided_at"]
-    rows = reader.select(tables.EPOCHS, columns).sort_by("epoch").to_pylist()
-    return [
-        (row["from_batch"], json.loads(row["configuration"]), row["decided_at"]) for row in rows
-    ]

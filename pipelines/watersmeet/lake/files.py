@@ -199,11 +199,18 @@ class Files:
         try:
             yield self._open(address)
         except (PermissionDeniedError, UnauthenticatedError):
-            raise StoreAccessError(address.rpartition("/")[0], doing) from None
+            raise StoreAccessError(
+                f"the object store refuses {doing} at {address.rpartition('/')[0]}: the "
+                "credentials are wrong, or lack the permission",
+                fix="correct them in `storage` or the environment",
+            ) from None
         except (AlreadyExistsError, UnknownConfigurationKeyError):
             raise
         except BaseError:
-            raise StoreUnreachableError(address.rpartition("/")[0]) from None
+            raise StoreUnreachableError(
+                f"the object store of {address.rpartition('/')[0]} does not answer",
+                fix="start it, or correct its endpoint in `storage`",
+            ) from None
 
     def _open(self, address: str) -> tuple[ObjectStore, str]:
         if not has_store(address):

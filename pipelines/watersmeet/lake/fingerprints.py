@@ -7,19 +7,18 @@ silver's batch. The first start of an epoch notes where it begins to read (`keep
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import orjson
-
+from watersmeet.core.columns import NULL_TIME
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
-from watersmeet.lake.commits import Append
-from watersmeet.lake.epochs import EpochEnd, Epochs, epoch_ends
+from watersmeet.core.window import Window, epoch_start
+from watersmeet.lake.epochs import Epochs
 from watersmeet.lake.generations import Generation, Generations
-from watersmeet.lake.identity import keep_facts, kept_facts
+from watersmeet.lake.progress import read_batches
 from watersmeet.lake.table_reader import TableReader
-from watersmeet.settings import Settings
 
 Offsets = Mapping[TopicPartition, int]
 Span = tuple[str, Offsets, "Offsets | None"]
@@ -27,6 +26,28 @@ Span = tuple[str, Offsets, "Offsets | None"]
 
 Without `until` (None): all that bronze has from there on.
 """
+
+
+class EpochEnd(NamedTuple):
+    """The end of an epoch in a partition: the window, and the clock (ms) then.
+
+    - `head`: the largest head (ms) of the partition's inputs, up to which the epoch may have
+      looked.
+    - `next_start`: where the next epoch started (ms); the clock may still have been behind that.
+    """
+
+    window: Window
+    clock: int
+    head: int
+    next_start: int
+
+    @property
+    def horizon(self) -> int:
+        """Event time (ms) before which a record was late at the end.
+
+        What had timed out lies before it.
+        """
+        return self.clock - self.window.gap_ms
 
 
 class Ended(NamedTuple):
@@ -81,7 +102,7 @@ class Fingerprints(NamedTuple):
 
 
 def read_fingerprints(
-    reader: TableReader, settings: Settings, epochs: Epochs, generations: Generations
+    reader: TableReader, epochs: Epochs, generations: Generations
 ) -> Fingerprints:
     """Return the fingerprints for the messages of the newest generation."""
     newest = generations.newest
@@ -90,15 +111,27 @@ def read_fingerprints(
     fixed = now.fingerprint, now.merge.window.gap_ms, now.merge.tenant_max_lag_ms or 0
     if len(set(fingerprints)) == 1:
         return Fingerprints(*fixed, {}, ())
-    ended_epochs = [epoch for epoch, last in epochs.ends() if last >= newest.from_batch]
-    ended: dict[int, list[Ended]] = {}
-    for p, ends in epoch_ends(reader, epochs, newest).items():
-        ended[p] = [
-            Ended(epoch.settings.fingerprint, end, epoch.settings.merge.tenant_max_lag_ms or 0)
-            for epoch, end in zip(ended_epochs[-len(ends) :], ends, strict=True)
-        ]
-    since_by_epoch = read_since(reader, settings, len(fingerprints))
-    return Fingerprints(*fixed, ended, read_spans(fingerprints, since_by_epoch, generations[1:]))
+    ended = _ended(reader, epochs, newest)
+    since = {epoch.number: epoch.read_since for epoch in epochs if epoch.read_since is not None}
+    return Fingerprints(*fixed, ended, read_spans(fingerprints, since, generations[1:]))
+
+
+def _ended(reader: TableReader, epochs: Epochs, generation: Generation) -> dict[int, list[Ended]]:
+    ends = [(epoch, last) for epoch, last in epochs.ends() if last >= generation.from_batch]
+    batches = read_batches(reader, [last for _, last in ends]) if ends else {}
+    following = [*(epoch for epoch, _ in ends[1:]), epochs.current]
+    ended = defaultdict[int, list[Ended]](list)
+    starts = dict[int, int]()
+    for (epoch, last), after in zip(ends, following, strict=False):
+        rules, later = epoch.settings.merge.rules, after.settings.merge.rules
+        for p, clock in batches[last].clocks.items():
+            start = starts.get(p, NULL_TIME)
+            starts[p] = epoch_start(clock, start, rules.closing, later.closing)
+            heads = (done.head for tp, done in batches[last].ranges.items() if tp.partition == p)
+            head = max(head for head in heads if head is not None)
+            end = EpochEnd(rules.window, clock, head, starts[p])
+            ended[p].append(Ended(epoch.settings.fingerprint, end, rules.lag_ms or 0))
+    return ended
 
 
 def read_spans(
@@ -120,52 +153,3 @@ def read_spans(
         until = begins.get(next((n for n in numbers if n > jump.epoch), -1))
         spans.append((fingerprints[jump.epoch], jump.begin, until))
     return [span for span in spans if span[0] != fingerprints[-1]]
-
-
-def read_since(
-    reader: TableReader, settings: Settings, epochs: int
-) -> dict[int, dict[TopicPartition, int]]:
-    """Return, by the number of an epoch, where bronze began to read by its rules.
-
-    Epochs by whose rules it has read nothing are missing.
-    """
-    kept = kept_facts(reader)
-    begins = dict[int, dict[TopicPartition, int]]()
-    for number in range(1, epochs):
-        for input_id, name in settings.input_names.items():
-            if (text := kept.get(_fact(number, name))) is not None:
-                offsets = orjson.loads(text)
-                begins.setdefault(number, {}).update(
-                    {TopicPartition(input_id, int(p)): at for p, at in offsets.items()}
-                )
-    return begins
-
-
-def keep_read_since(
-    reader: TableReader,
-    append: Append,
-    settings: Settings,
-    epochs: Epochs,
-    next_offsets: Mapping[InputId, Mapping[int, int]],
-) -> None:
-    """Note bronze's next offsets, by input and partition, as the first by the current rules.
-
-    Only the first note of an epoch counts.
-    """
-    facts: dict[str, str] = {}
-    for input_id, offsets in next_offsets.items():
-        text = orjson.dumps({str(p): offset for p, offset in offsets.items()}).decode()
-        facts[_fact(epochs.current.number, settings.input_names[input_id])] = text
-    keep_facts(reader, append, settings, facts)
-
-
-def is_noted(reader: TableReader, settings: Settings, number: int) -> bool:
-    """Return True where the offsets at which bronze began to read by an epoch's rules are noted.
-
-    For the first epoch, they need no note.
-    """
-    return number == 0 or number in read_since(reader, settings, number + 1)
-
-
-def _fact(number: int, name: str) -> str:
-    return f"epochs.{number}.{name}.read_since"

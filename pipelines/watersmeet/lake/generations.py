@@ -1,4 +1,4 @@
-"""The table `generations`: where the lake began, and where each jump began it anew.
+"""Generations: where the lake began, and where each jump began it anew, as the journal says.
 
 A generation is what is a pure function of its beginning and of bronze: silver's rows, late records,
 the idle policy's decisions. Batches of silver are numbered across generations: those of one lie
@@ -7,22 +7,26 @@ between its `from_batch` and that of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
-
-import pyarrow as pa
+from typing import Any, NamedTuple
 
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import CORRECTED, MERGED, Place, Sequence, Tail
-from watersmeet.lake import tables
+from watersmeet.lake.commits import Append
 from watersmeet.lake.inputs import topic_partition
-from watersmeet.lake.table_reader import Condition, TableReader, row_count
+from watersmeet.lake.journal import BEGIN, Decision, decide, read_journal
+from watersmeet.lake.table_reader import Condition, TableReader
 from watersmeet.settings import Settings
 
-_NAMES: Final = {"source": "late_source", "topic": "late_topic", "offset": "late_offset"}
-"""The columns of a last message that have other names here, by those of its sequence's order."""
+
+class InKafka(NamedTuple):
+    """Kafka's id of a topic, and what it had of a partition: its first offset and its end."""
+
+    topic_id: str
+    first_offset: int
+    end_offset: int
 
 
 class Generation(NamedTuple):
@@ -37,6 +41,11 @@ class Generation(NamedTuple):
     - `epoch`: the last epoch at the beginning.
     - `life`: names the lake, in its messages as well. A lake that is taken up from its sink has
       the name of the one that was lost.
+    - `reached`: by topic-partition, the offset that the generation before would have merged next.
+    - `in_kafka`: what Kafka had then of topic-partitions.
+    - `topics`: by the table of a sequence, the topic that has its `tails`, with Kafka's id of it
+      (`core.texts.identified`).
+    - `known`: how many rows of silver it has about messages that are out (`count_known`).
     """
 
     number: int
@@ -49,10 +58,22 @@ class Generation(NamedTuple):
     epoch: int = 0
     life: str = ""
     correction_tails: Mapping[int, Tail] = MappingProxyType({})
+    reached: Mapping[TopicPartition, int] = MappingProxyType({})
+    in_kafka: Mapping[TopicPartition, InKafka] = MappingProxyType({})
+    topics: Mapping[str, str] = MappingProxyType({})
+    known: int = 0
 
     def tails_of(self, sequence: Sequence) -> Mapping[int, Tail]:
         """Return, by partition, the last message of a sequence's topic at the beginning."""
         return self.tails if sequence is MERGED else self.correction_tails
+
+    def unsent_until(self, sequence: Sequence) -> Mapping[int, Tail]:
+        """Return, by partition, the message up to which no row of the generation is out.
+
+        Up to the last correction of a lost lake, late records may be in corrections that are.
+        """
+        is_unknown = sequence is CORRECTED and self.kind == "sink"
+        return {} if is_unknown else self.tails_of(sequence)
 
     def offsets_of(self, input_id: InputId) -> dict[int, int]:
         """Return, by partition, the offset of an input that is read first."""
@@ -97,70 +118,92 @@ class Generations(tuple[Generation, ...]):
 
 def read_generations(reader: TableReader, settings: Settings) -> Generations:
     """Return the generations of a lake as they are now; none before its first start."""
-    if not reader.exists(tables.GENERATIONS):
-        return Generations()
-    existing = reader.columns(tables.GENERATIONS).names
-    names = [n for n in tables.layout(settings)[tables.GENERATIONS].schema.names if n in existing]
-    by_number: dict[int, list[dict[str, Any]]] = {}
-    for row in reader.select(tables.GENERATIONS, names).to_pylist():
-        by_number.setdefault(row["generation"], []).append(row)
-    return Generations(_generation(number, rows) for number, rows in sorted(by_number.items()))
+    del settings
+    return generations_of(read_journal(reader))
 
 
-def _generation(number: int, rows: Collection[Mapping[str, Any]]) -> Generation:
-    begin = {topic_partition(row): row["start_offset"] for row in rows if row["source"] is not None}
-    of_topics = [row for row in rows if row["source"] is None]
-    merged, corrected = (
-        {row["partition"]: _tail(kind, row) for row in of_topics if row[kind.clock] is not None}
-        for kind in (MERGED, CORRECTED)
+def generations_of(decisions: Iterable[Decision]) -> Generations:
+    """Return the generations that were decided; none before the first start of a lake."""
+    return Generations(_generation(begin) for begin in decisions if begin.kind == BEGIN)
+
+
+def _generation(begin: Decision) -> Generation:
+    body = begin.body
+    return Generation(
+        begin.generation or 0,
+        body["from_batch"],
+        {topic_partition(start): start["start_offset"] for start in body["starts"]},
+        _tails(MERGED, body["tails"]),
+        body["kind"],
+        begin.decided_at,
+        body["reason"],
+        body["epoch"],
+        body["life"],
+        _tails(CORRECTED, body["correction_tails"]),
+        {topic_partition(jump): jump["from_offset"] for jump in body["jumps"]},
+        {
+            topic_partition(start): InKafka(*(start[name] for name in InKafka._fields))
+            for start in body["starts"]
+            if InKafka._fields[0] in start
+        },
+        body.get("topics", {}),
+        body.get("known", 0),
     )
-    first = next(iter(rows))
-    facts = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "life"))
-    generation = Generation(number, first["from_batch"], begin, merged, *facts)
-    return generation._replace(correction_tails=corrected)
 
 
-def _tail(sequence: Sequence, row: Mapping[str, Any]) -> Tail:
-    place = {name: row[_NAMES.get(name, name)] for name in sequence.order}
-    place["tenant"] = place["tenant"] or ""
-    return Tail(row["seq"], sequence.place(place), None, row["event_time"])
+def _tails(sequence: Sequence, tails: Iterable[Mapping[str, Any]]) -> dict[int, Tail]:
+    return {
+        tail["partition"]: Tail(tail["seq"], sequence.place(tail), None, tail["event_time"])
+        for tail in tails
+    }
 
 
-def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
-    """Return a generation as rows of the table.
-
-    There is one for every topic-partition, and one for every partition of the sink, and of the
-    topic of corrections, with messages.
-    """
-    facts = {
-        "generation": generation.number,
+def generation_body(generation: Generation) -> dict[str, Any]:
+    """Return what the journal says of a generation beside its number and the time."""
+    return {
         "from_batch": generation.from_batch,
         "kind": generation.kind,
-        "decided_at": generation.decided_at,
         "reason": generation.reason,
         "epoch": generation.epoch,
         "life": generation.life,
+        "starts": [
+            {
+                **tp.input._asdict(),
+                "partition": tp.partition,
+                "start_offset": offset,
+                **(generation.in_kafka[tp]._asdict() if tp in generation.in_kafka else {}),
+            }
+            for tp, offset in generation.begin.items()
+        ],
+        "jumps": [
+            {
+                **tp.input._asdict(),
+                "partition": tp.partition,
+                "from_offset": offset,
+                "to_offset": generation.begin[tp],
+            }
+            for tp, offset in generation.reached.items()
+        ],
+        "tails": _tail_bodies(MERGED, generation.tails),
+        "correction_tails": _tail_bodies(CORRECTED, generation.correction_tails),
+        "topics": dict(generation.topics),
+        "known": generation.known,
     }
-    rows: list[dict[str, Any]] = [
+
+
+def begin_generation(reader: TableReader, append: Append, generation: Generation) -> None:
+    """Decide a generation without an owner, where nobody else writes to the lake."""
+    body = generation_body(generation)
+    decide(reader, append, BEGIN, lambda _: body, generation.number)
+
+
+def _tail_bodies(sequence: Sequence, tails: Mapping[int, Tail]) -> list[dict[str, Any]]:
+    return [
         {
-            **facts,
-            **tp.input._asdict(),
-            "partition": tp.partition,
-            "start_offset": offset,
+            "partition": p,
+            "seq": tail.seq,
+            **sequence.values(tail.place),
+            "event_time": tail.event_time,
         }
-        for tp, offset in generation.begin.items()
+        for p, tail in tails.items()
     ]
-    for sequence in (MERGED, CORRECTED):
-        for p, tail in generation.tails_of(sequence).items():
-            place = sequence.values(tail.place)
-            place["tenant"] = place["tenant"] or None
-            its = {_NAMES.get(name, name): value for name, value in place.items()}
-            rows.append(
-                {**facts, "partition": p, "seq": tail.seq, "event_time": tail.event_time, **its}
-            )
-    return tables.layout(settings)[tables.GENERATIONS].rows_of(rows)
-
-
-def is_begun(reader: TableReader) -> bool:
-    """Return True where the lake has begun: the table has a row."""
-    return reader.exists(tables.GENERATIONS) and row_count(reader, tables.GENERATIONS) > 0

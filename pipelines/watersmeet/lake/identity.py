@@ -7,31 +7,23 @@ change: `lake.epochs`.)
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
+from watersmeet.core.texts import identified, topic_and_id
 from watersmeet.errors import ConfigurationError, Problem
 from watersmeet.lake import tables
-from watersmeet.lake.commits import Append, Commit
-from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.commits import Append
+from watersmeet.lake.journal import IDENTITY, MOVED, REBUILD, Decision, decide, read_journal
 from watersmeet.lake.location import Lake
-from watersmeet.lake.table_reader import TableReader, row_count
+from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 
 REBUILD_GENERATION: Final = "rebuild.generation"
-"""Field of the table `configuration` of a rebuild, from its beginning on: the generation that it
-derives again.
-"""
+"""Fact of a rebuild, from its beginning on: the generation that it derives again."""
 
 REBUILD_BATCH: Final = "rebuild.batch"
-"""Field of the table `configuration` of a complete rebuild: the last batch that it repeats."""
-
-_APPLICATION = "watersmeet-configuration"
-_ATTEMPTS = 20
-
-_NO_TENANTS = ""
-"""Path of the tenants of a source that has none; it is not kept."""
+"""Fact of a complete rebuild: the last batch that it repeats."""
 
 
 def check_layout(reader: TableReader, lake: Lake) -> None:
@@ -99,7 +91,7 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
     facts = {"partitions": str(partitions)}
     for name, source in settings.sources.items():
         facts[f"sources.{name}.topic"] = ", ".join(
-            f"{topic} ({topic_ids.get(topic, 'missing')})" for topic in source.topics
+            identified(topic, topic_ids.get(topic, "missing")) for topic in source.topics
         )
     return {**configured_identity(settings), **facts}
 
@@ -121,8 +113,7 @@ def _other_topics(kept: Mapping[str, str], settings: Settings) -> Iterator[Probl
 
 
 def _tenants(settings: Settings) -> dict[str, str]:
-    """Return, by dotted path, the path of each source's tenants."""
-    paths = dict.fromkeys(settings.sources, _NO_TENANTS) | settings.tenant_paths
+    paths = dict.fromkeys(settings.sources, "") | settings.tenant_paths
     return {f"sources.{name}.tenant": path for name, path in paths.items()}
 
 
@@ -134,13 +125,12 @@ def differences(reader: TableReader, facts: Mapping[str, str]) -> list[Problem]:
     return _differences(kept_facts(reader), facts)
 
 
-def remade_topics(reader: TableReader, facts: Mapping[str, str]) -> dict[str, list[str]]:
+def remade_topics(kept: Mapping[str, str], facts: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the topics that kept their names but have another identity now.
 
     They are listed by the fact of their source. Sources whose topics have other names than before
     are left out.
     """
-    kept = kept_facts(reader)
     names = [
         field
         for field, now in facts.items()
@@ -153,64 +143,46 @@ def remade_topics(reader: TableReader, facts: Mapping[str, str]) -> dict[str, li
     }
 
 
-def keep_moved(
-    reader: TableReader, append: Append, settings: Settings, facts: Mapping[str, str]
-) -> None:
-    """Keep facts in place of those that the lake has.
-
-    For the lake's owner, where topics have moved.
-    """
-    kept = _kept(reader)
-    now = _next_ms(reader)
-    changed = [(field, value, now) for field, value in facts.items() if kept.get(field) != value]
-    if changed:
-        rows = tables.layout(settings)[tables.CONFIGURATION].rows(changed)
-        append(
-            tables.CONFIGURATION,
-            rows,
-            Commit(_APPLICATION, 0, row_count(reader, tables.CONFIGURATION) + len(changed)),
-        )
-
-
-def check_identity(reader: TableReader, facts: Mapping[str, str]) -> None:
-    """Raise ConfigurationError where a fact differs from what the lake was begun with."""
-    _check(kept_facts(reader), facts)
-
-
-def keep_identity(
-    reader: TableReader, append: Append, settings: Settings, facts: Mapping[str, str]
-) -> None:
+def keep_identity(reader: TableReader, append: Append, facts: Mapping[str, str]) -> None:
     """Make sure that the lake holds every fact.
 
     Raises ConfigurationError where one differs from what the lake held.
     """
-    _check(keep_facts(reader, append, settings, facts), facts)
+    keep_facts(reader, append, facts)
+    check_identity(kept_facts(reader), facts)
 
 
 def keep_facts(
-    reader: TableReader, append: Append, settings: Settings, facts: Mapping[str, str]
-) -> dict[str, str]:
-    """Keep the facts that the lake does not hold yet, and return all that it holds."""
-    table = tables.layout(settings)[tables.CONFIGURATION]
-    for _ in range(_ATTEMPTS):
-        kept = _kept(reader)
-        now = _next_ms(reader)
-        missing = [
-            (name, value, now)
-            for name, value in facts.items()
-            if name not in kept and value != _NO_TENANTS
-        ]
-        if not missing:
-            break
-        with suppress_conflict():  # of two concurrent first starts, one writes
-            number = row_count(reader, tables.CONFIGURATION) + len(missing)
-            append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, number))
-    return kept
+    reader: TableReader, append: Append, facts: Mapping[str, str], kind: str = IDENTITY
+) -> None:
+    """Keep the facts that the lake does not hold yet; those of topics that have `MOVED` in place of
+    what it holds.
+    """
+
+    def news(decisions: Iterable[Decision]) -> dict[str, Any] | None:
+        kept = facts_of(decisions)
+        new = {
+            field: fact
+            for field, fact in facts.items()
+            if field not in kept or (kind == MOVED and kept[field] != fact)
+        }
+        return {"facts": new} if new else None
+
+    decide(reader, append, kind, news)
 
 
 def kept_facts(reader: TableReader) -> dict[str, str]:
     """Return, by name, everything that the lake was begun with, or that was noted since."""
-    return _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
+    return facts_of(read_journal(reader))
+
+
+def facts_of(decisions: Iterable[Decision]) -> dict[str, str]:
+    """Return all facts by name; of one that was decided again, as a topic that moved, the last."""
+    kept = dict[str, str]()
+    for decision in decisions:
+        if decision.kind in (IDENTITY, MOVED, REBUILD):
+            kept |= decision.body["facts"]
+    return kept
 
 
 def kept_topic_ids(reader: TableReader) -> dict[str, str]:
@@ -220,31 +192,12 @@ def kept_topic_ids(reader: TableReader) -> dict[str, str]:
     return {name: topic_id for ids in of_sources for name, topic_id in ids.items()}
 
 
-def _check(kept: Mapping[str, str], facts: Mapping[str, str]) -> None:
+def check_identity(kept: Mapping[str, str], facts: Mapping[str, str]) -> None:
+    """Raise ConfigurationError where a fact differs from what the lake was begun with (`kept`)."""
     if changed := _differences(kept, facts):
         what, where, fix = changed[0]
         more = f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""
         raise ConfigurationError(what, where, fix + more)
-
-
-def _next_ms(reader: TableReader) -> int:
-    """Return the time (epoch ms), after that of every row, though clocks of hosts differ."""
-    last = reader.summary(tables.CONFIGURATION, [], {"last": ("max", "decided_at")})["last"][0]
-    return max(time.time_ns() // 1_000_000, (last.as_py() or 0) + 1)
-
-
-def _kept(reader: TableReader) -> dict[str, str]:
-    rows = reader.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by(
-        [("decided_at", "ascending")]
-    )
-    # Of a field, the last row holds: a topic may have moved.
-    kept = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))
-    without = {
-        f"{field.removesuffix('.topic')}.tenant": _NO_TENANTS
-        for field in kept
-        if field.endswith(".topic")
-    }
-    return {**without, **kept}
 
 
 def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[Problem]:
@@ -296,17 +249,14 @@ def _difference(field: str, before: str, now: str) -> Problem:
 
 
 def _remade(before: str, now: str) -> list[str]:
-    """Return the topics that have another identity than before."""
     former = _ids(before)
     return [name for name, topic_id in _ids(now).items() if former.get(name) != topic_id]
 
 
 def _names(fact: str) -> list[str]:
-    """Return the names of a source's topics, without Kafka's identity of them."""
     return [*_ids(fact)]
 
 
 def _ids(fact: str) -> dict[str, str]:
     """Return Kafka's identity of each topic of a source; empty of one that a fact does not say."""
-    topics = (topic.partition(" ") for topic in fact.split(", "))
-    return {name: topic_id.strip("()") for name, _, topic_id in topics}
+    return dict(map(topic_and_id, fact.split(", ")))

@@ -1,15 +1,14 @@
 """One owner at a time for each layer of a lake, by a lease with a fencing token.
 
 The table `leases` is a list of numbered entries; Delta lets one of two writers of the same number
-through. An entry says that layers were taken, with its number as the fencing token,
-or released. The owner renews a file of its own every few seconds. A newcomer that finds a layer
-taken watches that file. If it changes, the newcomer is refused. If it stays the same for
-`SILENCE_S`, or the owner is certainly dead, the newcomer takes over and removes the file.
+through. An entry says that layers were taken, with its number as the fencing token, or released.
+The owner renews a file of its own every few seconds. A newcomer that finds a layer taken watches
+that file. If it changes, the newcomer is refused; if it stays the same for `SILENCE_S`, or the
+owner is certainly dead, the newcomer takes over and removes the file.
 
 The end of the wait proves nothing. So every owner fences the tables that it may write before it
-reads them (`watersmeet.running.owner.Owner.fence`). An owner that was only
-paused learns from `leases` that it was replaced. What it tries to write until then is kept out by
-its token.
+reads them (`watersmeet.running.owner.Owner.fence`). An owner that was only paused learns from
+`leases` that it was replaced; its token keeps out what it writes until then.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ import psutil
 
 from watersmeet.errors import LeaseLostError, LeaseTakenError, WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.commits import Append, Commit
-from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.commits import Append, Commit, suppress_conflict
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake
 from watersmeet.lake.process import is_gone, process_table, start_ticks
@@ -39,16 +37,10 @@ from watersmeet.lake.table_reader import TableReader
 
 RENEWAL_S: Final = 2.0
 SILENCE_S: Final = 20.0
-"""Ten renewals.
-
-An owner that is silent for so long is dead, or paused for longer than anyone should wait for it.
-"""
+"""Ten renewals: an owner that is silent for so long is dead, or paused for too long."""
 _LOOK_S: Final = 0.25
 _CHECK_EVERY: Final = 5
-"""Number of renewals after which an owner checks `leases`, whatever its file says.
-
-Where the file is gone, it checks sooner.
-"""
+"""Renewals after which an owner checks `leases`, or sooner where its file is gone."""
 
 TAKEN = "taken"
 RELEASED = "released"
@@ -84,30 +76,22 @@ class Entry(NamedTuple):
 
     @property
     def change(self) -> str | None:
-        """The command by which the owner changes the lake.
-
-        None for an owner that works on as long as it is left to.
-        """
+        """The command by which the owner changes the lake; None for one that works on."""
         return self.holder.partition(" ")[0] if " " in self.holder else None
 
 
 def is_dead(owner: Entry) -> bool:
     """Return True where it is certain that the owner writes nothing any more.
 
-    It was in this process table, and neither its process nor its JVM is left: the JVM may outlive
-    the process for a moment and finish what it was told to write. An owner that did not say when it
-    started is never certainly dead.
+    It was in this process table, and neither its process nor its JVM, which may finish what it was
+    told to write, is left. An owner that did not say when it started is never certainly dead.
     """
     here = process_table()
-    if (
-        None in (here.boot_id, here.namespace, owner.started)
-        or (owner.boot_id, owner.namespace) != here
-    ):
+    is_known = None not in (here.boot_id, here.namespace, owner.started)
+    if not is_known or (owner.boot_id, owner.namespace) != here:
         return False
-    has_jvm = owner.jvm_pid is not None
-    return is_gone(owner.pid, owner.started) and not (
-        has_jvm and not is_gone(owner.jvm_pid or 0, owner.jvm_started)
-    )
+    is_jvm_gone = owner.jvm_pid is None or is_gone(owner.jvm_pid, owner.jvm_started)
+    return is_gone(owner.pid, owner.started) and is_jvm_gone
 
 
 def last_entries(reader: TableReader) -> dict[str, Entry]:
@@ -123,14 +107,8 @@ def change_under_way(reader: TableReader, change: str | None = None) -> Entry | 
     `change`: only this command. It may have been cut short, too: `is_dead` knows more.
     """
     entries = last_entries(reader).values() if reader.exists(tables.LEASES) else ()
-    return next(
-        (
-            entry
-            for entry in entries
-            if entry.event == TAKEN and entry.change and change in (None, entry.change)
-        ),
-        None,
-    )
+    changes = (entry for entry in entries if entry.event == TAKEN and entry.change)
+    return next((entry for entry in changes if change in (None, entry.change)), None)
 
 
 def check_not_changing(reader: TableReader, lake: Lake, change: str) -> None:
@@ -149,9 +127,8 @@ def check_not_changing(reader: TableReader, lake: Lake, change: str) -> None:
 class Lease:
     """Lease on some layers of a lake, held by this process from `take` to `release`.
 
-    `lost` is set where another owner took over, and `on_lost` is called, in another thread, as soon
-    as that is noticed. `append` writes to `leases`. Tests replace the sleep and the look at
-    processes, and renew by themselves.
+    `lost` is set where another owner took over, and `on_lost` is called then, in another thread.
+    `append` writes to `leases`. Tests replace the sleep and the look at processes.
     """
 
     lake: Lake
@@ -159,10 +136,7 @@ class Lease:
     append: Append
     layers: Sequence[str]
     change: str | None = None
-    """The command that changes the lake.
-
-    It takes the layers by force, except from another such command.
-    """
+    """The command that changes the lake; it takes layers by force, except from another one."""
     token: int = 0
     lost: LeaseLostError | None = None
     on_lost: Callable[[], None] = lambda: None
@@ -185,10 +159,9 @@ class Lease:
     def take(self, largest_known: Callable[[], int] = lambda: 0) -> None:
         """Wait until nobody else renews the layers, then take them.
 
-        The token is larger than every earlier one, `largest_known` too: other tables have seen
-        owners, also where `leases` is gone, or an earlier copy of it is in its place. Raises
-        LeaseTakenError where a living process holds one of the layers and does not lose it to a
-        `change`.
+        The token is larger than every earlier one, `largest_known` too, for other tables have seen
+        owners, also where `leases` is gone or an earlier copy. Raises LeaseTakenError where a
+        living process holds one of the layers and does not lose it to a `change`.
         """
         for _ in range(_ATTEMPTS):
             last, next_entry = self._last()
@@ -202,9 +175,8 @@ class Lease:
             for owner in owners.values():
                 self._files.delete(self._path(owner.id))
             if self.renews:
-                self._renewing = threading.Thread(
-                    target=self._keep_renewing, name="lease", daemon=True
-                )
+                work = self._keep_renewing
+                self._renewing = threading.Thread(target=work, name="lease", daemon=True)
                 self._renewing.start()
             return
         raise WatersmeetError(
@@ -215,8 +187,7 @@ class Lease:
     def release(self) -> None:
         """Release the layers, so that the next owner need not wait.
 
-        Where another writer of `leases` comes in between, no entry is made, and the next owner
-        waits as for one that has died.
+        Where another writer of `leases` comes in between, it waits as for an owner that has died.
         """
         self._ended.set()
         if self._renewing is not None:
@@ -227,23 +198,19 @@ class Lease:
         self._files.delete(self._path(self._id))
 
     def check(self) -> None:
-        """Raise LeaseLostError where another process has taken over.
-
-        For a step that would itself shut another owner out.
-        """
+        """Raise LeaseLostError where another process has taken over."""
         others = [entry for entry in self._last()[0].values() if entry.token != self.token]
         if others:
-            self.lost = LeaseLostError(
-                self.lake.location, max(others, key=attrgetter("entry")).change
-            )
+            newest = max(others, key=attrgetter("entry"))
+            self.lost = LeaseLostError(self.lake.location, newest.change)
             raise self.lost
 
     def renew(self) -> bool:
         """Show once more that this process lives; return False where another has taken over.
 
-        Then `lost` is set and `on_lost` is called. Whoever takes over removes the file after its
-        entry is in `leases`. So a renewal that makes the file anew finds the entry at its next
-        check, and removes the file again.
+        Then `lost` is set and `on_lost` called. Whoever takes over removes the file after its entry
+        is in `leases`: a renewal that makes it anew finds the entry at its next check, and removes
+        it again.
         """
         is_there = self._renewal(self._id) is not None
         self._write_renewal()
@@ -258,23 +225,14 @@ class Lease:
         return True
 
     def _last(self) -> tuple[Mapping[str, Entry], int]:
-        """Return the last entry of each of the layers, and the number of the next entry."""
         entries = last_entries(self.reader)
         next_entry = max((entry.entry for entry in entries.values()), default=0) + 1
-        return {
-            layer: entry for layer, entry in entries.items() if layer in self.layers
-        }, next_entry
+        return {name: entry for name, entry in entries.items() if name in self.layers}, next_entry
 
     def _claim(self, entry: int) -> bool:
-        """Take the layers by the entry of that number.
-
-        Return True where it was this process that wrote it.
-        """
         self._append(entry, TAKEN, token=entry)
-        holders = self.reader.select(tables.LEASES, ["holder"], [[("entry", "=", entry)]])[
-            "holder"
-        ].to_pylist()
-        is_ours = set(holders) == {self._holder}
+        rows = self.reader.select(tables.LEASES, ["holder"], [[("entry", "=", entry)]])
+        is_ours = set(rows["holder"].to_pylist()) == {self._holder}
         if is_ours:
             self.token = entry
         return is_ours
@@ -299,10 +257,7 @@ class Lease:
             self.append(tables.LEASES, rows, Commit(_APPLICATION, token=0, number=entry))
 
     def _await_silence(self, owner: Entry) -> None:
-        """Wait until the owner is certainly dead, was silent long enough, or has released.
-
-        Raises LeaseTakenError where it is alive.
-        """
+        # Until the owner is certainly dead, was silent long enough, or has released.
         seen = self._renewal(owner.id)
         for _ in range(round(SILENCE_S / _LOOK_S)):
             if self.is_dead(owner):
@@ -335,12 +290,10 @@ class Lease:
 
 
 def _jvm_pid() -> int | None:
-    """Return the process id of Spark's JVM, if this process has started it or was started by it."""
     here = psutil.Process()
     for process in (*here.children(recursive=True), *here.parents()):
         with suppress(psutil.Error):
-            if process.name() in ("java", "java.exe") and any(
-                word.startswith(_SPARK_CLASSES) for word in process.cmdline()
-            ):
+            words = process.cmdline() if process.name() in ("java", "java.exe") else []
+            if any(word.startswith(_SPARK_CLASSES) for word in words):
                 return process.pid
     return None

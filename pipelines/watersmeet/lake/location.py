@@ -9,11 +9,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import pyarrow as pa
 
+from watersmeet.lake.durable import Durability, Synced, Trusted
 from watersmeet.lake.tables import Table, layout
-from watersmeet.lake.views import View, views
+from watersmeet.lake.views import DerivedView, View, derived_views, views
 from watersmeet.settings import CatalogLake, Settings
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -82,6 +84,11 @@ class Lake:
         }
         return own | borrowed
 
+    @cached_property
+    def derived(self) -> dict[str, DerivedView]:
+        """Every view of views by name."""
+        return derived_views(self.settings)
+
     def schema(self, table: str) -> pa.Schema:
         """Return the columns of a table or a view."""
         view = self.views.get(table)
@@ -109,6 +116,23 @@ class Lake:
         None where the environment has them all.
         """
         return self.settings.storage
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of this machine that has the tables' folders.
+
+        None for a catalog, an object store, and a file system that Spark or Databricks opens.
+        """
+        location = self.settings.lake
+        if isinstance(location, CatalogLake) or scheme_of(hadoop_path(location)) is not None:
+            return None
+        return None if location.startswith(_NOT_HADOOPS) else Path(local_path(location))
+
+    @cached_property
+    def durable(self) -> Durability:
+        """What makes the commits of this lake durable before anything relies on them."""
+        folder = self.folder
+        return Trusted() if folder is None or not self.settings.durable else Synced(folder)
 
     def owning_lake(self, table: str) -> Lake:
         """Return the lake that holds a table: this one, or the one it is borrowed from."""

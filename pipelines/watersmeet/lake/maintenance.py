@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.commits import suppress_conflict
 from watersmeet.lake.tables import has_records
 
 if TYPE_CHECKING:

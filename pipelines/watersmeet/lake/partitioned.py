@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 
-from watersmeet.core.columns import filtered
+from watersmeet.core.columns import filtered, row_values
 from watersmeet.lake.data_file import FILES, DataFile
 from watersmeet.lake.files import Files
 from watersmeet.lake.maintenance import FILE_BYTES
@@ -38,10 +38,7 @@ def by_key(chunks: Iterable[pa.Table], schema: pa.Schema, count: int) -> Iterato
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         writers = [pa.ipc.new_stream(file, schema, options=options) for file in files]
         for chunk in chunks:
-            keys = zip(
-                *(chunk[name].to_pylist() for name in ("partition", "tenant", "merge_key")),
-                strict=True,
-            )
+            keys = row_values(chunk, "partition", "tenant", "merge_key")
             numbers = np.array([zlib.crc32(repr(key).encode()) % count for key in keys])
             for number in np.unique(numbers):
                 writers[number].write_table(chunk.filter(pa.array(numbers == number)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +17,12 @@ from watersmeet.lake.table_reader import Histories, TableReader, walk
 from watersmeet.lake.tables import Table
 
 
-def facts_of(plan: BatchPlan) -> dict[str, Any]:
-    """Return a batch as facts of its commit to silver: its numbers."""
-    return {"batch": plan.batch, "epoch": plan.epoch, "generation": plan.generation}
+def facts_of(plan: BatchPlan, decisions: int = 0) -> dict[str, Any]:
+    """Return a batch as facts of its commit to silver: its numbers, and that of the last decision
+    that it follows.
+    """
+    numbers = {"batch": plan.batch, "epoch": plan.epoch, "generation": plan.generation}
+    return {**numbers, "decisions": decisions}
 
 
 def batch_rows(plan: BatchPlan, committed_at_ms: int) -> pa.Table:
@@ -37,18 +42,28 @@ def batch_rows(plan: BatchPlan, committed_at_ms: int) -> pa.Table:
 def last_batch(reader: TableReader) -> BatchPlan | None:
     """Return silver's last batch, without the positions before it; None before the first."""
     last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
-    if last is None:
-        return None
-    names = ["source", "topic", "partition", "from_offset", "until_offset", "position", "head"]
-    names += ["clock", "epoch", "generation"]
-    rows = reader.select(tables.PROGRESS, names, [[("batch", "=", last)]]).to_pylist()
-    first = rows[0]
+    return None if last is None else read_batches(reader, [last])[last]
+
+
+def read_batches(reader: TableReader, numbers: Collection[int]) -> dict[int, BatchPlan]:
+    """Return batches by their numbers, without the positions before them."""
+    names = ["batch", "source", "topic", "partition", "from_offset", "until_offset", "position"]
+    names += ["head", "clock", "epoch", "generation"]
+    rows = reader.select(tables.PROGRESS, names, [[("batch", "in", sorted(numbers))]]).to_pylist()
+    by_batch = defaultdict[int, list[dict[str, Any]]](list)
+    for row in rows:
+        by_batch[row["batch"]].append(row)
+    return {batch: _plan_of(of_batch) for batch, of_batch in by_batch.items()}
+
+
+def _plan_of(rows: Sequence[Mapping[str, Any]]) -> BatchPlan:
     ranges = {}
     for row in rows:
         offsets = (row["from_offset"], row["until_offset"])
         ranges[topic_partition(row)] = OffsetRange(*offsets, None, row["position"], row["head"])
     clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
-    return BatchPlan(last, ranges, clocks, generation=first["generation"], epoch=first["epoch"])
+    numbers = {name: rows[0][name] for name in ("batch", "generation", "epoch")}
+    return BatchPlan(ranges=ranges, clocks=clocks, **numbers)
 
 
 class BatchVersions:

@@ -1,21 +1,53 @@
-"""The tables `published` and `dead_letters`.
-
-They have the last messages of the sink, and the progress of dead-letter topics, by transaction.
+"""The table `published`: the last messages of the sink and of the topic of corrections, and the
+progress of topics of dead letters, by transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from watersmeet.core import sequence as sequences
 from watersmeet.core.inputs import InputId
-from watersmeet.core.sequence import Place, Tail
+from watersmeet.core.plan import TopicPartition
+from watersmeet.core.sequence import Tail
+from watersmeet.core.texts import identified, topic_and_id
 from watersmeet.lake import tables
-from watersmeet.lake.table_reader import Condition, TableReader, by_partition, lexicographic
+from watersmeet.lake.table_reader import (
+    Aggregates,
+    Condition,
+    TableReader,
+    by_partition,
+)
+from watersmeet.settings import Settings
 
 _NAMES: Final = {"merge_key": "key"}
+_TOPIC: Final = ["topic", "topic_id"]
+
+
+def topic_of(settings: Settings, sequence: sequences.Sequence) -> str | None:
+    """Return the topic of a sequence; None of corrections that the lake does not make."""
+    publish = settings.publish
+    return publish.topic if sequence is sequences.MERGED else publish.corrections_topic
+
+
+def topic_columns(sink: str) -> dict[str, str]:
+    """Return the columns of `published` that say which topic was written to.
+
+    `sink`: the topic and Kafka's identity of it (`Cluster.identified`).
+    """
+    return dict(zip(_TOPIC, topic_and_id(sink), strict=True))
+
+
+def sink_of(row: Mapping[str, Any]) -> str:
+    """Return the topic of a row of `published` with Kafka's identity of it."""
+    return identified(row["topic"], row["topic_id"])
+
+
+def is_about(sink: str) -> list[Condition]:
+    """Return the conditions for rows of `published` about a topic (`topic_columns`)."""
+    return [(name, "=", text) for name, text in topic_columns(sink).items()]
 
 
 def tail_columns(sequence: sequences.Sequence) -> dict[str, str]:
@@ -50,11 +82,11 @@ def last_sink(
     """
     sinks = reader.summary(
         tables.PUBLISHED,
-        ["sink"],
+        _TOPIC,
         {"last": ("max", "committed_at")},
         [[*conditions, is_of(sequence)]],
     ).to_pylist()
-    return max(sinks, key=itemgetter("last"))["sink"] if sinks else None
+    return sink_of(max(sinks, key=itemgetter("last"))) if sinks else None
 
 
 def last_noted_ms(reader: TableReader) -> int:
@@ -66,19 +98,22 @@ def last_noted_ms(reader: TableReader) -> int:
 
 
 def last_tails(
-    reader: TableReader, sequence: sequences.Sequence, sink: str | None = None
+    reader: TableReader,
+    sequence: sequences.Sequence,
+    sink: str | None = None,
+    conditions: Iterable[Condition] = (),
 ) -> dict[int, Tail]:
     """Return, by partition, the last message of a sequence that was noted of a topic.
 
-    `sink`: the topic and Kafka's identity of it; the one that was noted last by default. Empty
-    where the table does not exist.
+    `sink`: the topic and Kafka's identity of it; the one that was noted last by default. Only rows
+    that meet all conditions count. Empty where the table does not exist.
     """
     if not reader.exists(tables.PUBLISHED):
         return {}
     sink = sink or last_sink(reader, sequence)
     if sink is None:
         return {}
-    of_sink: list[Condition] = [("sink", "=", sink), is_of(sequence)]
+    of_sink: list[Condition] = [*is_about(sink), is_of(sequence), *conditions]
     latest = reader.summary(
         tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [of_sink]
     )
@@ -90,30 +125,6 @@ def last_tails(
     return {p: tail for p, tail in tails if last[p] == tail.seq}
 
 
-def tail_after(
-    reader: TableReader,
-    sequence: sequences.Sequence,
-    sink: str,
-    partition: int,
-    place: Place,
-    conditions: Sequence[Condition] = (),
-) -> Tail | None:
-    """Return the last message of the first transaction that came to a place, or beyond it.
-
-    Only rows about this topic and partition that meet all conditions count; None without one.
-    """
-    values = sequence.values(place)
-    names = [tail_columns(sequence)[name] for name in values]
-    here: list[Condition] = [*conditions, ("sink", "=", sink), ("partition", "=", partition)]
-    beyond = [[*here, *term] for term in lexicographic(names, [*values.values()], ">=")]
-    first = reader.summary(tables.PUBLISHED, [], {"seq": ("min", "last_seq")}, beyond)
-    seq = first["seq"][0].as_py()
-    if seq is None:
-        return None
-    [(_, tail), *_] = _tails(reader, sequence, [*here, is_of(sequence), ("last_seq", "=", seq)])
-    return tail
-
-
 def _tails(
     reader: TableReader, sequence: sequences.Sequence, conditions: Sequence[Condition]
 ) -> list[tuple[int, Tail]]:
@@ -123,23 +134,46 @@ def _tails(
     return [(row["partition"], tail_of(sequence, row)) for row in rows.to_pylist()]
 
 
+Clocks: TypeAlias = list[tuple[sequences.Sequence, dict[int, int]]]
+"""Of each sequence, by partition, the largest clock (ms) that has closed a published row."""
+
+
+def last_clocks(reader: TableReader) -> Clocks:
+    """Return how far the messages that were noted have come, of all topics."""
+    if not reader.exists(tables.PUBLISHED):
+        return []
+    kinds = (sequences.MERGED, sequences.CORRECTED)
+    last: Aggregates = {kind.table: ("max", tail_columns(kind)[kind.clock]) for kind in kinds}
+    rows = reader.summary(tables.PUBLISHED, ["partition"], last).to_pylist()
+    return [
+        (kind, {row["partition"]: at for row in rows if (at := row[kind.table]) is not None})
+        for kind in kinds
+    ]
+
+
 def last_letters(reader: TableReader, sink: str) -> dict[int, dict[InputId, int]]:
     """Return the offsets up to which records were noted as sent to a dead-letter topic.
 
     They are exclusive, by partition and input. `sink`: the topic and Kafka's identity of it, as
-    `dead_letters` names it. Empty where the table does not exist.
+    `published` names it. Empty where the table does not exist.
     """
     noted: dict[int, dict[InputId, int]] = {}
-    if not reader.exists(tables.DEAD_LETTERS):
+    if not reader.exists(tables.PUBLISHED):
         return noted
-    topic_conditions = [[("sink", "=", sink)]]
-    rows = reader.summary(
-        tables.DEAD_LETTERS,
-        ["partition", "source", "topic"],
-        {"next": ("max", "next_offset")},
-        topic_conditions,
-    )
-    for row in rows.to_pylist():
-        input_id = InputId(row["source"], row["topic"])
-        noted.setdefault(row["partition"], {})[input_id] = row["next"]
+    for _, tp, offset in letter_ends(reader, is_about(sink)):
+        noted.setdefault(tp.partition, {})[tp.input] = offset
     return noted
+
+
+def letter_ends(
+    reader: TableReader, conditions: Sequence[Condition] = ()
+) -> Iterator[tuple[str, TopicPartition, int]]:
+    """Yield for each topic of dead letters, as `published` names it, up to which offset
+    (exclusive) it was noted to have records of a topic-partition.
+    """
+    of_letters = [*conditions, ("first_seq", "is null", None)]
+    by = [*_TOPIC, "partition", "last_source", "last_topic"]
+    last: Aggregates = {"last": ("max", "last_offset")}
+    for row in reader.summary(tables.PUBLISHED, by, last, [of_letters]).to_pylist():
+        input_id = InputId(row["last_source"], row["last_topic"])
+        yield sink_of(row), TopicPartition(input_id, row["partition"]), row["last"] + 1

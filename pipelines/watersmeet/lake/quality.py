@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.commits import Append, Commit
-from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.commits import Append, Commit, suppress_conflict
 from watersmeet.lake.table_reader import TableReader, walk
 from watersmeet.lake.tables import Table
 
@@ -108,7 +107,6 @@ def append_results(
 
 
 def _checks_since(reader: TableReader, table: str, number: int) -> list[str]:
-    """Return the checks whose results were added by this version of the table, or a later one."""
     new = takewhile(lambda version: version.number >= number, walk(reader, table))
     commits = [Commit.parse(version.metadata) for version in new]
     return [str(commit.facts.get("check")) for commit in commits if commit is not None]

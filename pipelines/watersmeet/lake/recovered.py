@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.columns import Int64s, as_ranges
+from watersmeet.core.columns import Int64s, as_ranges, row_values
+from watersmeet.core.headers import fingerprint
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import RECORD_BYTES, REDRIVEN_FROM
-from watersmeet.core.redriven import fingerprint
 from watersmeet.core.silver import OUT, in_silver
 from watersmeet.lake import tables
 from watersmeet.lake.chunks import records_at, sizes_at
@@ -47,6 +47,12 @@ Ranges = Mapping[TopicPartition, tuple[int, int]]
 def has_messages(reader: TableReader, generation: Generation) -> bool:
     """Return True where a generation knows messages that were read back from the sink."""
     return generation.number == 0 and row_count(reader, tables.SILVER, MESSAGES) > 0
+
+
+def count_known(reader: TableReader, generation: Generation) -> int:
+    """Return how many rows a generation has about messages, without those that `forget` erases."""
+    known = [_OUT, ("generation", "=", generation.number), ("merge_key", "is null", None)]
+    return row_count(reader, tables.SILVER, [known])
 
 
 def read_back_until(reader: TableReader, generation: Generation, longest_ms: int) -> dict[int, int]:
@@ -172,7 +178,7 @@ def _offsets_of_copies(
         columns = ["partition", "offset", REDRIVEN_FROM.name, RECORD_BYTES.name]
         rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, redriven))
         claims = list[_Claim]()
-        for p, *claim in zip(*(rows[name].to_pylist() for name in columns), strict=True):
+        for p, *claim in row_values(rows, *columns):
             since, until = input_ranges.get(p, (0, 0))
             begin = generation.begin.get(TopicPartition(input_id, p), 0)
             is_here = since <= claim[0] and (until is None or claim[0] < until)

@@ -17,14 +17,16 @@ import pyarrow as pa
 
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import (
+    NO_VERSIONS,
     Aggregates,
+    QueryError,
     TableReader,
     Version,
     VersionGoneError,
     Where,
     walk,
 )
-from watersmeet.lake.views import View
+from watersmeet.lake.views import DerivedView, View
 from watersmeet.settings import Settings
 
 ATTEMPTS: Final = 100
@@ -46,10 +48,12 @@ class Snapshot(TableReader):
     while the versions were taken.
     """
 
-    def __init__(self, reader: TableReader, settings: Settings) -> None:
-        """Take the versions that the tables of a lake have now."""
+    def __init__(
+        self, reader: TableReader, settings: Settings, names: Collection[str] | None = None
+    ) -> None:
+        """Take the versions that the tables of a lake have now: all, or those with these names."""
         self._reader = reader
-        self._names = frozenset(tables.layout(settings))
+        self._names = frozenset(tables.layout(settings) if names is None else names)
         self._versions, self.is_exact = _versions(reader, self._names)
 
     def as_of(self, time_ms: int, version: int | None = None) -> Snapshot:
@@ -84,6 +88,11 @@ class Snapshot(TableReader):
     def views(self) -> Mapping[str, View]:
         """See `TableReader`."""
         return self._reader.views
+
+    @property
+    def derived(self) -> Mapping[str, DerivedView]:
+        """See `TableReader`."""
+        return self._reader.derived
 
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
@@ -129,6 +138,26 @@ class Snapshot(TableReader):
         return self._at_moment(
             table, version, lambda at: self._reader.table_summary(table, by, values, where, at)
         )
+
+    @property
+    def dialect(self) -> str:
+        """See `TableReader`."""
+        return self._reader.dialect
+
+    def functions(self) -> Collection[str] | None:
+        """See `TableReader`."""
+        return self._reader.functions()
+
+    def query(
+        self, sql: str, names: Collection[str], versions: Mapping[str, int] = NO_VERSIONS
+    ) -> pa.RecordBatchReader:
+        """See `TableReader`."""
+        stored = self.stored_tables(names)
+        for table in stored:
+            if table in self._names and table not in self._versions and self._reader.exists(table):
+                raise QueryError(f"the table {table} did not exist then")
+        of_moment = {table: self._versions[table] for table in stored if table in self._versions}
+        return self._reader.query(sql, names, {**of_moment, **versions})
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `TableReader`. Commits since that moment are left out."""

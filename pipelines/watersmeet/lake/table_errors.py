@@ -26,10 +26,16 @@ from watersmeet.errors import (
     is_known,
     root_cause,
 )
-from watersmeet.lake.conflicts import is_conflict
+from watersmeet.lake.commits import is_conflict
 from watersmeet.lake.table_reader import TableReader
 
 T = TypeVar("T")
+
+BRING_BACK: Final = (
+    "bring it back from a copy of the lake, or begin a new lake elsewhere (with `kafka.start: "
+    "sink` it takes up the sink)"
+)
+"""The way out where rows of a table are gone that nothing else has."""
 
 _CONSTRAINT: Final = "delta.constraints."
 """Prefix of the properties of a table that are its CHECK constraints."""
@@ -105,10 +111,16 @@ def _explained(reader: TableReader, table: str, error: Exception) -> WatersmeetE
         if file and reader.exists(file[1]):
             table = file[1]
     if is_conflict(error):
+        other = root_cause(error)
         with suppress(Exception):  # history tells more, if it can be read
             last = reader.history(table, 1)[0]
-            return TableConflictError(table, f"{last.operation}, version {last.number}")
-        return TableConflictError(table, root_cause(error))
+            other = f"{last.operation}, version {last.number}"
+        return TableConflictError(
+            f"the commit of another job came first ({other})",
+            where=table,
+            fix="try again; runs compact and vacuum the tables themselves, so let no other job do "
+            "so while one goes on",
+        )
     if _REFUSED.search(text):
         with suppress(Exception):
             constraints = [
@@ -116,8 +128,21 @@ def _explained(reader: TableReader, table: str, error: Exception) -> WatersmeetE
                 for name, expression in sorted(reader.properties(table).items())
                 if name.startswith(_CONSTRAINT)
             ]
-            return ConstraintError(table, ", ".join(constraints))
+            return ConstraintError(
+                "rows do not meet a CHECK constraint that somebody has added "
+                f"({', '.join(constraints)})",
+                where=table,
+                fix="drop it (ALTER TABLE ... DROP CONSTRAINT): the tables take whatever comes",
+            )
     if file and _MISSING.search(text):
         with suppress(Exception):
-            return MissingFileError(table, file[2], is_needed=reader.has_data_file(table, file[2]))
-    return TableError(table, root_cause(error))
+            is_needed = reader.has_data_file(table, file[2])
+            remedy = "put it back from a copy of the lake" if is_needed else "try again"
+            missing = MissingFileError(
+                f"its file {file[2]} was deleted by somebody else",
+                where=table,
+                fix=f"{remedy}; let no VACUUM delete what is younger than the lake's `retention`",
+            )
+            missing.retriable = not is_needed
+            return missing
+    return TableError(f"{table}: {root_cause(error)}")

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Int64s, int64s
+from watersmeet.core.columns import Int64s, int64s, row_values
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import RECORD_IDS
 from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.core.types import TIME
 from watersmeet.errors import WatersmeetError
-from watersmeet.lake.views import NO_VIEWS, Part, View
+from watersmeet.lake.views import NO_DERIVED, NO_VIEWS, DerivedView, Part, View, with_reads
 
 _T = TypeVar("_T")
 
@@ -62,6 +63,8 @@ _FIRST, _END = -(2**63), 2**63
 _SEVERAL: Final = 20
 """Number of commits to read where the last one does not answer."""
 
+NO_VERSIONS: Final[Mapping[str, int]] = MappingProxyType({})
+
 ROW_BYTES: Final = 100
 """Approximate size in memory of a row without keys, values and headers."""
 RECORD_ID_BYTES: Final = 100
@@ -90,6 +93,21 @@ class VersionGoneError(WatersmeetError):
         )
         self.table = table
         self.version = version
+
+
+class QueryError(WatersmeetError):
+    """A query that its engine refuses, or that fails for some of its rows.
+
+    `said`: what the engine says of it. `line`, `column`: where in the query (from 1), if it says.
+    """
+
+    exit_code = 2
+
+    def __init__(self, said: str, line: int | None = None, column: int | None = None) -> None:
+        super().__init__(said, where="QUERY")
+        self.said = said
+        self.line = line
+        self.column = column
 
 
 class Version(NamedTuple):
@@ -140,6 +158,11 @@ class TableReader(Histories, Protocol):
         """The views of the lake by name, which are read as tables are."""
         return NO_VIEWS
 
+    @property
+    def derived(self) -> Mapping[str, DerivedView]:
+        """The views of views by name, which only `query` reads."""
+        return NO_DERIVED
+
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
@@ -150,6 +173,8 @@ class TableReader(Histories, Protocol):
         view = self.views.get(table)
         if view is None:
             return self.table_rows(table, columns, where, version)
+        if view.items is not None:
+            return self._unpacked(view, columns, where, version)
         parts = [] if view.is_of_one_table else [view.schema.empty_table().select(columns)]
         for part, part_where in self._parts(view, where):
             names = [name for name in columns if name not in part.constants]
@@ -178,6 +203,11 @@ class TableReader(Histories, Protocol):
         view = self.views.get(table)
         if view is None:
             return self.table_summary(table, by, values, where, version)
+        if view.items is not None:
+            of_values = [column for _, column in values.values() if column != "*"]
+            columns = [*dict.fromkeys([*by, *of_values])] or view.schema.names[:1]
+            rows = normalise(self._unpacked(view, columns, where, version, values))
+            return _grouped(rows, by, values)
         if view.is_of_one_table:
             [(part, part_where)] = self._parts(view, where)
             return self.table_summary(part.table, by, values, part_where, version)
@@ -187,6 +217,20 @@ class TableReader(Histories, Protocol):
             groups = self.table_summary(part.table, names, values, part_where, version)
             rows.append(_with_constants(groups, part, by).select([*by, *values]))
         return _summed(rows or [normalise(_empty_summary(view, by, values))], by, values)
+
+    def _unpacked(
+        self,
+        view: View,
+        columns: Sequence[str],
+        where: Where,
+        version: int | None,
+        values: Aggregates = MappingProxyType({}),
+    ) -> pa.Table:
+        check_question(view.name, view.schema.names, columns, where, values)
+        [part] = view.parts
+        names = ["generation", "body", "decided_at"]
+        rows = normalise(self.table_rows(part.table, names, [part.where], version))
+        return view.unpacked(rows.to_pylist(), where).select(columns)
 
     def _parts(self, view: View, where: Where) -> Iterator[tuple[Part, Where]]:
         """Yield the parts of a view that may have such rows, with the condition there. Of several,
@@ -240,6 +284,39 @@ class TableReader(Histories, Protocol):
         version: int | None,
     ) -> pa.Table:
         """Return what `lengths` returns for a table, which is no view."""
+
+    @property
+    def dialect(self) -> str:
+        """The SQL that `query` takes: `datafusion` or `spark`."""
+
+    def query(
+        self, sql: str, names: Collection[str], versions: Mapping[str, int] = NO_VERSIONS
+    ) -> pa.RecordBatchReader:
+        """Return the rows of a query over these tables and views, in the engine's own SQL.
+
+        - `sql`: one query, and no other statement. Whoever has it from a user has checked that.
+        - `versions`: those of stored tables; of the others, the last ones.
+
+        Raises QueryError where the engine refuses it; reading the rows does so, too.
+        """
+
+    def stored_tables(self, names: Iterable[str]) -> list[str]:
+        """Return the tables that a query of tables and views reads.
+
+        Raises NoTableError where one does not exist; a view of several may lack some of them.
+        """
+        stored: dict[str, None] = {}
+        for name in with_reads(self.derived, names):
+            if name in self.derived:
+                continue
+            view = self.views.get(name)
+            parts = [name] if view is None else [part.table for part in view.parts]
+            existing = parts if len(parts) == 1 else [each for each in parts if self.exists(each)]
+            stored |= dict.fromkeys(existing or parts)
+        return [*stored]
+
+    def functions(self) -> Collection[str] | None:
+        """Return the functions of the engine itself; None where a query cannot call others."""
 
     def version(self, table: str) -> int:
         """Return the number of the last commit."""
@@ -300,8 +377,15 @@ def _empty_summary(view: View, by: Sequence[str], values: Aggregates) -> pa.Tabl
     return pa.schema(list(zip([*by, *values], kinds, strict=True))).empty_table()
 
 
+def _grouped(rows: pa.Table, by: Sequence[str], values: Aggregates) -> pa.Table:
+    aggregates = [
+        ([], "count_all") if column == "*" else (column, kind) for kind, column in values.values()
+    ]
+    groups = rows.group_by(list(by), use_threads=False).aggregate(aggregates)
+    return groups.rename_columns([*by, *values])
+
+
 def _summed(parts: Sequence[pa.Table], by: Sequence[str], values: Aggregates) -> pa.Table:
-    """Return the summaries of several parts as one."""
     again = {"count": "sum"}
     aggregates = [(name, again.get(kind, kind)) for name, (kind, _) in values.items()]
     groups = pa.concat_tables(parts).group_by(list(by), use_threads=False).aggregate(aggregates)
@@ -389,7 +473,7 @@ def in_portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
 
 def by_partition(rows: pa.Table, column: str) -> dict[int, Any]:
     """Return the values of a column by partition; there is a row for each partition."""
-    return dict(zip(rows["partition"].to_pylist(), rows[column].to_pylist(), strict=True))
+    return dict(row_values(rows, "partition", column))
 
 
 def row_count(reader: TableReader, table: str, where: Where = ()) -> int:

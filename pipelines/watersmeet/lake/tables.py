@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -18,16 +19,11 @@ from watersmeet.core.types import TIME, schema_of
 from watersmeet.settings import Settings
 
 SILVER = "silver"
-GENERATIONS = "generations"
-RESETS = "resets"
+JOURNAL = "journal"
 PUBLISHED = "published"
-DEAD_LETTERS = "dead_letters"
-FORGOTTEN = "forgotten"
 ERASED = "erased"
-FLOORS = "floors"
+BASES = "bases"
 QUALITY = "quality"
-CONFIGURATION = "configuration"
-EPOCHS = "epochs"
 LEASES = "leases"
 WRITER_SCHEMAS = "writer_schemas"
 
@@ -39,9 +35,51 @@ DUPLICATES = "duplicates"
 EXCESS = "excess"
 PASSED = "passed"
 CORRECTIONS = "corrections"
+CORRECTED = "corrected"
 IDLE_HEARTBEATS = "idle_heartbeats"
 PROGRESS = "progress"
 QUARANTINE = "quarantine"
+GENERATIONS = "generations"
+RESETS = "resets"
+EPOCHS = "epochs"
+
+
+class Status(NamedTuple):
+    """The rows of silver that say what became of records, with one status.
+
+    - `view`: the view that has them.
+    - `age`: the column by which the age of a final row is counted (`keep`); None: they may change.
+    """
+
+    view: str
+    age: str | None = None
+
+    @property
+    def floor(self) -> str:
+        """The name under which it is noted from when on there are such rows."""
+        return SILVER if self.view == MERGED else self.view
+
+
+STATUSES: Mapping[str, Status] = MappingProxyType(
+    {
+        "open": Status(MERGED),
+        "waiting": Status(WAITING),
+        "timed_out": Status(MERGED, "last_event_time"),
+        "late": Status(LATE, "position"),
+        "duplicate": Status(DUPLICATES, "event_time"),
+        "excess": Status(EXCESS, "event_time"),
+        "passed": Status(PASSED, "position"),
+        "correction": Status(CORRECTIONS, "last_event_time"),
+    }
+)
+UNFINISHED = tuple(name for name, status in STATUSES.items() if status.age is None)
+FINISHED = tuple(name for name, status in STATUSES.items() if status.age is not None)
+
+
+def statuses_of(view: str) -> list[str]:
+    """Return the statuses of the rows that a view of silver has."""
+    return [name for name, status in STATUSES.items() if status.view == view]
+
 
 CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
 COUNTED_COLUMNS = "delta.dataSkippingStatsColumns"
@@ -67,12 +105,19 @@ COUNTED_TYPES = (pa.int32(), pa.int64(), TIME)
 
 @dataclass(frozen=True)
 class Table:
-    """Layout of a Delta table: its columns, the columns that partition it, and its properties."""
+    """A Delta table: its columns, how it is laid out, and what the lake's layers do with it.
+
+    - `keeper`: the layer whose owner keeps it small.
+    - `is_replaceable`: True where a start may make it anew, since something else says what it had:
+      checks of the past decide nothing, the journal has the owners' tokens, a registry its schemas.
+    """
 
     name: str
     schema: pa.Schema
     partitioned_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
+    keeper: str = "bronze"
+    is_replaceable: bool = False
 
     @property
     def counted(self) -> list[str]:
@@ -141,7 +186,7 @@ def layout(settings: Settings) -> dict[str, Table]:
     bronze_tables = [
         _bronze(name, source, has_ids=settings.has_ids) for name, source in settings.sources.items()
     ]
-    tables = [*bronze_tables, _silver(settings), *_OTHERS]
+    tables = [*bronze_tables, _silver(settings), _bases(settings), *_OTHERS]
     if settings.registries:
         tables.append(_WRITER_SCHEMAS)
     return {
@@ -184,7 +229,15 @@ def _silver(settings: Settings) -> Table:
         CHANGE_DATA_FEED: "true" if settings.silver.change_data_feed else "false",
         LAYOUT: str(LAYOUT_VERSION),
     }
-    return Table(SILVER, schema, partitioned_by=("status",), properties=properties)
+    return Table(SILVER, schema, ("status",), properties, keeper="silver")
+
+
+def _bases(settings: Settings) -> Table:
+    """Return the table of saved states: copies of rows of silver, by the number of the base."""
+    # No source has a name that begins like this.
+    schema = pa.schema([pa.field("_base", pa.int64()), *silver_columns(settings)])
+    statistics = _statistics("_base", "batch", "partition", "generation", "event_time")
+    return Table(BASES, schema, ("status",), statistics, keeper="silver")
 
 
 def silver_columns(settings: Settings) -> pa.Schema:
@@ -204,73 +257,38 @@ QUARANTINED = [column for column in (*BRONZE, RECORD_BYTES) if column.name not i
 _WRITER_SCHEMAS = Table(
     WRITER_SCHEMAS,
     schema_of("source string, writer_schema bigint, schema string, seen_at timestamp"),
+    is_replaceable=True,
 )
 
+DECISION = schema_of(
+    "seq bigint, kind string, generation int, body string, decided_at timestamp, token bigint"
+)
+"""Columns of `journal`. `body` is a JSON object; `generation`: the one that a decision is about."""
+
 _OTHERS = (
-    # Beginnings of the lake's generations, each decided by one commit: a row for every
-    # topic-partition with the offset that is read first, and one for every partition of the sink
-    # that had messages, with the last of them (`seq` to `tenant`; its `source` is null). A row of
-    # the topic of corrections has `settled_at` to `late_offset`, and neither key nor event time.
-    # `from_batch`: the generation's first batch of silver. `epoch`: the last epoch then.
-    # `life` names the lake, in its messages as well: a lake that is taken up from its sink has the
-    # name of the one that was lost.
-    Table(
-        GENERATIONS,
-        schema_of(
-            f"generation int, from_batch bigint, {_TOPIC_PARTITION}, start_offset bigint, kind "
-            "string, decided_at timestamp, "
-            "reason string, epoch int, life string, seq bigint, event_time timestamp, "
-            "merge_key string, due timestamp, "
-            "closed_at timestamp, tenant string, settled_at timestamp, u timestamp, late_source "
-            "string, late_topic string, late_offset bigint"
-        ),
-    ),
-    # Offsets of a topic-partition that were skipped on purpose, `[from_offset, to_offset)`, and
-    # why: a jump to another generation, or a gap in Kafka that was accepted. Where `to_offset` is
-    # the smaller one, the range is merged once more.
-    Table(
-        RESETS,
-        schema_of(
-            f"{_TOPIC_PARTITION}, from_offset bigint, to_offset bigint, decided_at timestamp, "
-            "reason string"
-        ),
-    ),
+    Table(JOURNAL, DECISION),
     # What each publication transaction wrote, to the sink or to the topic of corrections (whose
     # rows have `last_settled_at` to `last_offset`, and neither key nor event time). `sink_offset`
     # is the offset of its last message (null under at_most_once, which notes before it sends).
-    # `sink` is the topic with Kafka's identity of it, which a topic that was made again does not
-    # share.
+    # `topic_id` is Kafka's identity of the topic, which a topic that was made again does not
+    # share. A row of a topic of dead letters has the last record of a topic-partition that it has
+    # (`last_source` to `last_offset`), and no numbers.
     Table(
         PUBLISHED,
         schema_of(
-            "partition int, first_seq bigint, last_seq bigint, last_event_time timestamp, last_key "
-            "string, sink_offset bigint, committed_at timestamp, sink string, "
-            "last_due timestamp, last_closed_at timestamp, last_tenant string, last_settled_at "
-            "timestamp, last_u timestamp, last_source string, last_topic string, last_offset bigint"
+            "topic string, partition int, first_seq bigint, last_seq bigint, last_event_time "
+            "timestamp, last_key string, sink_offset bigint, committed_at timestamp, "
+            "topic_id string, last_due timestamp, last_closed_at timestamp, last_tenant string, "
+            "last_settled_at timestamp, last_u timestamp, last_source string, last_topic string, "
+            "last_offset bigint"
         ),
+        keeper="gold",
     ),
-    # The exclusive offset up to which each transaction has sent the records of a topic-partition to
-    # a dead-letter topic. `sink` is that topic with Kafka's identity of it.
+    # Places that `forget` has emptied, without the key: of a record, which whatever reads Kafka
+    # again leaves empty, or of a merge record (`event_time`), of which the sink may have messages.
     Table(
-        DEAD_LETTERS,
-        schema_of(f"sink string, {_TOPIC_PARTITION}, next_offset bigint, committed_at timestamp"),
-    ),
-    # Places of merge records whose key was forgotten, without the key: the sink may have messages
-    # of them.
-    Table(FORGOTTEN, schema_of("partition int, event_time timestamp, forgotten_at timestamp")),
-    # Places of records that `forget` has erased: whatever reads Kafka again leaves them empty.
-    Table(ERASED, schema_of(f"{_TOPIC_PARTITION}, offset bigint, erased_at timestamp")),
-    # The beginning of a table's history in a partition, after `keep` had rows deleted: of bronze
-    # the end of a batch of silver, of another table a time. A later row of a table and partition
-    # lies further on.
-    Table(
-        FLOORS,
-        pa.schema(
-            [
-                ("table", pa.string()),
-                *schema_of("partition int, batch bigint, time timestamp, decided_at timestamp"),
-            ]
-        ),
+        ERASED,
+        schema_of(f"{_TOPIC_PARTITION}, offset bigint, erased_at timestamp, event_time timestamp"),
     ),
     # The result of each expectation at each check, which covered everything up to this version of
     # silver. `total` rows were checked; `unexpected` of them violate the expectation (null: it is
@@ -279,18 +297,11 @@ _OTHERS = (
         QUALITY,
         schema_of(
             "checked_at timestamp, suite string, table string, version bigint, expectation string, "
-            "success boolean, "
-            "unexpected bigint, total bigint"
+            "success boolean, unexpected bigint, total bigint"
         ),
+        keeper="silver",
+        is_replaceable=True,
     ),
-    # The rules that hold from a batch of silver on, as JSON by dotted path.
-    Table(
-        EPOCHS,
-        schema_of("epoch int, from_batch bigint, configuration string, decided_at timestamp"),
-    ),
-    # The facts that never change, as the lake was begun with them. The last row of a field holds: a
-    # topic may have moved.
-    Table(CONFIGURATION, schema_of("field string, value string, decided_at timestamp")),
     # The process that writes a layer: an owner holds it from `taken` (whose `entry` is its token)
     # to `released`, or to a larger token. `jvm_pid` is null where the process has no JVM of its
     # own. `boot_id`, `namespace`, `started` and `jvm_started` (clock ticks since boot) identify the
@@ -302,5 +313,6 @@ _OTHERS = (
             "pid int, jvm_pid int, "
             "at timestamp, boot_id string, namespace string, started bigint, jvm_started bigint"
         ),
+        is_replaceable=True,
     ),
 )

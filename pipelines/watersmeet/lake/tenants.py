@@ -8,15 +8,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from watersmeet.core.clocks import Clocks
 from watersmeet.core.columns import NULL_TIME, int64s
 from watersmeet.core.plan import TopicPartition
+from watersmeet.core.state import State
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import Epochs, inherited_lateness
-from watersmeet.lake.generations import read_generations
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.table_reader import TableReader, Where, in_portions
-from watersmeet.lake.tenant_state import BatchEnd, TenantStateReader
 
 
 class SlowestTenant(NamedTuple):
@@ -43,38 +40,23 @@ def unfinished(reader: TableReader) -> pa.Table:
     )
 
 
-def clocks_at(reader: TableReader, epochs: Epochs, batch: int, batch_end: BatchEnd) -> Clocks:
-    """Return the clocks at the end of a batch, by the rules of `batch`.
-
-    `batch_end`: that of `batch` or of an earlier one, for all topic-partitions or some of them.
-    """
-    generation = read_generations(reader, epochs.current.settings).of(batch)
-    epoch = epochs.of(batch)
-    lateness = inherited_lateness(
-        reader, Epochs(earlier for earlier in epochs if earlier.number <= epoch.number), generation
-    )
-    return TenantStateReader(reader, generation).clocks_at(
-        batch_end, epoch.settings.merge.tenant_max_lag_ms, lateness.global_floor
-    )
-
-
-def times_of(rows: pa.Table, clocks: Clocks) -> list[tuple[int, str, int | None]]:
+def times_of(rows: pa.Table, state: State) -> list[tuple[int, str, int | None]]:
     """Return each partition and tenant of such rows (`unfinished`) with its clock.
 
     Clocks are in ms (None: not known); the order is by partition and clock.
     """
     tenants = rows.group_by(["partition", "tenant"]).aggregate([])
-    times = clocks.at(int64s(tenants["partition"]), tenants["tenant"])
+    times = state.tenant_clocks(int64s(tenants["partition"]), tenants["tenant"])
     clocked = zip(
         tenants["partition"].to_pylist(), times.tolist(), tenants["tenant"].to_pylist(), strict=True
     )
     return [(p, tenant, None if time == NULL_TIME else time) for p, time, tenant in sorted(clocked)]
 
 
-def slowest(rows: pa.Table, clocks: Clocks) -> dict[int, SlowestTenant]:
+def slowest(rows: pa.Table, state: State) -> dict[int, SlowestTenant]:
     """Return, by partition, the number of tenants in such rows (`unfinished`), and the slowest."""
     slowest_tenants: dict[int, SlowestTenant] = {}
-    for p, tenant, clock in times_of(rows, clocks):
+    for p, tenant, clock in times_of(rows, state):
         first = slowest_tenants.get(p, SlowestTenant(0, tenant, clock))
         slowest_tenants[p] = first._replace(tenants=first.tenants + 1)
     return slowest_tenants

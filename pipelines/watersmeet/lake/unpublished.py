@@ -1,30 +1,29 @@
-"""Finished rows of a generation that are in no message, and how far the generation came.
+"""Conditions for the rows of a sequence (`core.sequence`): which have a message, which sort after a
+place, and which of a generation would have a message and have none.
 
-Both follow from its beginning, and from that of the next one.
+What is unpublished follows from the beginning of a generation, and from that of the next one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
 
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.sequence import MERGED, Tail
+from watersmeet.core.sequence import MERGED, Place, Tail, clock_of
+from watersmeet.core.sequence import Sequence as Order
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
-from watersmeet.lake.order import beyond, up_to, with_message
+from watersmeet.lake.progress import read_batches
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
     Where,
+    between,
     by_partition,
     in_portions,
-    row_count,
+    lexicographic,
 )
-from watersmeet.lake.tenant_state import read_batch_end
-
-_VALID: Final[Sequence[Condition]] = with_message(MERGED)
 
 
 def reached(
@@ -33,55 +32,56 @@ def reached(
     """Return, by topic-partition, the next offset of a generation before batch `until_batch`."""
     if until_batch <= generation.from_batch:
         return dict(generation.begin)
-    cursors = read_batch_end(reader, until_batch - 1).cursors
+    last = until_batch - 1
+    cursors = read_batches(reader, [last])[last].cursors()
     return {**generation.begin, **{tp: cursor.next_offset for tp, cursor in cursors.items()}}
 
 
-def unpublished(ended: Generation, newest: Generation) -> Iterator[Sequence[Condition]]:
-    """Yield conditions for finished, valid rows of the former generation that are in no message.
+def unpublished(
+    sequence: Order, ended: Generation, newest: Generation
+) -> Iterator[Sequence[Condition]]:
+    """Yield conditions for rows of a sequence that the former generation has made and
+    that are in no message.
 
     `ended`: the generation before `newest`. Its rows sort after the tail at which the newest
-    begins, or are behind the sink in their own (`behind_sink`).
+    begins, or at or before the one behind which it published itself (`Generation.unsent_until`).
     """
-    yield from behind_sink(ended, newest.from_batch)
     batches: list[Condition] = [
         ("batch", ">=", ended.from_batch),
         ("batch", "<", newest.from_batch),
     ]
+    yield from _up_to(sequence, ended.unsent_until(sequence), batches)
     partitions = {tp.partition for tp in newest.begin}
-    yield from _after(newest.tails, partitions, batches)
+    yield from _after(sequence, newest.tails_of(sequence), partitions, batches)
 
 
 def _after(
-    tails: Mapping[int, Tail], partitions: Iterable[int], batches: Sequence[Condition]
+    sequence: Order,
+    tails: Mapping[int, Tail],
+    partitions: Iterable[int],
+    batches: Sequence[Condition],
 ) -> Iterator[Sequence[Condition]]:
-    """Yield conditions for the finished, valid rows of some batches that sort after these tails."""
     for p in sorted(partitions):
-        here: list[Condition] = [*_VALID, *batches, ("partition", "=", p)]
-        yield from ([*here, *term] for term in beyond(MERGED, tails.get(p)))
+        here: list[Condition] = [*with_message(sequence), *batches, ("partition", "=", p)]
+        yield from ([*here, *term] for term in beyond(sequence, tails.get(p)))
 
 
-def behind_sink(
-    generation: Generation, until_batch: int | None = None
+def _up_to(
+    sequence: Order, tails: Mapping[int, Tail], batches: Sequence[Condition]
 ) -> Iterator[Sequence[Condition]]:
-    """Yield conditions for the finished, valid rows of a generation that are never published.
+    for p, tail in sorted(tails.items()):
+        here: list[Condition] = [*with_message(sequence), *batches, ("partition", "=", p)]
+        yield from ([*here, *term] for term in up_to(sequence, tail.place))
 
-    They sort at or before the tail at which it began. `until_batch`: where it has ended, the first
-    batch of the next one.
+
+def count_behind_sink(
+    reader: TableReader, generation: Generation, sequence: Order = MERGED
+) -> dict[int, int]:
+    """Return, by partition, how many rows of the newest generation would have a message and are
+    never published, since they sort at or before the tail at which it began.
     """
     batches: list[Condition] = [("batch", ">=", generation.from_batch)]
-    batches += [] if until_batch is None else [("batch", "<", until_batch)]
-    for p, tail in sorted(generation.tails.items()):
-        here: list[Condition] = [*_VALID, *batches, ("partition", "=", p)]
-        yield from ([*here, *term] for term in up_to(MERGED, tail.place))
-
-
-def count_behind_sink(reader: TableReader, generation: Generation) -> dict[int, int]:
-    """Return, by partition, the number of finished, valid rows that are never published.
-
-    They are those of `behind_sink`.
-    """
-    return _count(reader, behind_sink(generation))
+    return _count(reader, _up_to(sequence, generation.tails_of(sequence), batches))
 
 
 def count_to_publish(
@@ -97,7 +97,7 @@ def count_to_publish(
     """
     batches: list[Condition] = [("batch", ">=", generation.from_batch)]
     last = {**generation.tails, **tails}
-    return _count(reader, _after(last, partitions, batches))
+    return _count(reader, _after(MERGED, last, partitions, batches))
 
 
 def _count(reader: TableReader, where: Iterable[Sequence[Condition]]) -> dict[int, int]:
@@ -108,9 +108,35 @@ def _count(reader: TableReader, where: Iterable[Sequence[Condition]]) -> dict[in
     return dict(counts)
 
 
-def is_complete(reader: TableReader, generation: Generation) -> bool:
-    """Return True where everything is done that follows from the jump that began a generation."""
-    decided: Where = [
-        [("decided_at", "=", generation.decided_at), ("reason", "=", generation.reason)]
-    ]
-    return row_count(reader, tables.RESETS, decided) > 0
+def with_message(sequence: Order) -> list[Condition]:
+    """Return the condition for the rows that have a message."""
+    return [(name, "=", value) for name, value in sequence.with_message.items()]
+
+
+def after(sequence: Order, place: Place) -> Where:
+    """Return the condition for the rows that sort after a place, or after all that begin so."""
+    return _beside(sequence, place, ">")
+
+
+def up_to(sequence: Order, place: Place) -> Where:
+    """Return the condition for the rows that do not sort after a place, or all that begin so."""
+    return _beside(sequence, place, "<=")
+
+
+def beyond(sequence: Order, tail: Tail | None) -> Where:
+    """Return the condition for the rows that sort after a tail: without one, all do."""
+    return [[]] if tail is None else after(sequence, tail.place)
+
+
+def may_be_beyond(sequence: Order, tails: Mapping[int, Tail], partitions: Iterable[int]) -> Where:
+    """Return a condition for rows that may sort after the tail of their partition.
+
+    All rows that do meet it. It has few terms, however many partitions there are.
+    """
+    since = {p: clock_of(tails[p].place) if p in tails else -1 for p in partitions}
+    return between(sequence.clock, {p: (clock, None) for p, clock in since.items()})
+
+
+def _beside(sequence: Order, place: Place, operator: str) -> Where:
+    values = sequence.values(place)
+    return lexicographic(list(values), list(values.values()), operator)

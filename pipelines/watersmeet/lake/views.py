@@ -1,15 +1,19 @@
-"""The views of a lake: selections of rows of its tables, under names of their own.
+"""The views of a lake, each declared once: selections of rows of its tables, under names of their
+own, and queries of these (`DerivedView`), in the SQL that DataFusion and Spark share.
 
-A reader answers them as it answers tables. In a catalog they are created as SQL views.
+A reader answers the former as it answers tables, and every query brings along those that it names
+(`TableReader.query`). In a catalog they are created as SQL views.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq, ge, gt, le, lt, ne
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import orjson
 import pyarrow as pa
 
 from watersmeet.core.corrections import correction_schema
@@ -49,11 +53,24 @@ class Part:
         return terms or None
 
 
-def _holds(text: str, operator: str, value: Any) -> bool:
+def _holds(value: Any, operator: str, bound: Any) -> bool:
     if operator in ("is null", "is not null"):
-        return operator == "is not null"
-    values = value if operator.endswith("in") else [value]
-    return (text in values) != (operator in ("!=", "not in"))
+        return (value is None) == (operator == "is null")
+    return value is not None and bool(_OPERATORS[operator](value, bound))
+
+
+_OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "=": eq,
+    "!=": ne,
+    "<": lt,
+    "<=": le,
+    ">": gt,
+    ">=": ge,
+    "in": lambda value, bounds: value in bounds,
+    "not in": lambda value, bounds: value not in bounds,
+    "begins with": str.startswith,
+    "ends with": str.endswith,
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,32 @@ class View:
     name: str
     schema: pa.Schema
     parts: Sequence[Part]
+    items: str | None = None
+    """For a view of the journal: the list in `body` that has a row of the view in each element; ""
+    where `body` itself is one. Columns are those of the element, else of `body`, else of the row.
+    """
+
+    @property
+    def packed(self) -> tuple[list[pa.Field], list[pa.Field]]:
+        """The columns of a view of the journal that are in `body`, and in the elements there."""
+        of_items = [field for field in self.schema if self.items and field.name in _OF_ITEMS]
+        of_row = {"generation", "decided_at", *(field.name for field in of_items)}
+        return [field for field in self.schema if field.name not in of_row], of_items
+
+    def unpacked(self, rows: Iterable[Mapping[str, Any]], where: Where) -> pa.Table:
+        """Return the rows of a view of the journal, from that table's rows."""
+        unpacked = []
+        for row in rows:
+            body = orjson.loads(row["body"])
+            items = body[self.items] if self.items else [{}]
+            unpacked += [{**row, **body, **item} for item in items]
+        met = [
+            row
+            for row in unpacked
+            if any(all(_holds(row[column], *rest) for column, *rest in term) for term in where)
+            or not where
+        ]
+        return tables.Table(self.name, self.schema).rows_of(met)
 
     @property
     def is_of_one_table(self) -> bool:
@@ -77,6 +120,30 @@ _PASSED: Final = pa.schema(
         *(each for each in OUT if each.name not in PASSED.names),
     ]
 )
+
+_OF_ITEMS: Final = frozenset(
+    ["source", "topic", "partition", "start_offset", "from_offset", "to_offset"]
+)
+_PLACE: Final = "source string, topic string, partition int"
+_OF_JOURNAL: Final = {
+    tables.GENERATIONS: (
+        f"generation int, from_batch bigint, {_PLACE}, start_offset bigint, kind string, "
+        "decided_at timestamp, reason string, epoch int, life string",
+        ["begin"],
+        "starts",
+    ),
+    tables.RESETS: (
+        f"{_PLACE}, from_offset bigint, to_offset bigint, decided_at timestamp, reason string",
+        ["begin", "skip"],
+        "jumps",
+    ),
+    tables.EPOCHS: (
+        "epoch int, from_batch bigint, configuration string, decided_at timestamp",
+        ["rules"],
+        "",
+    ),
+}
+"""Of each view of the journal: its columns, the kinds of decisions, and the list of its rows."""
 
 NO_VIEWS: Mapping[str, View] = MappingProxyType({})
 
@@ -93,22 +160,94 @@ def _views(settings: Settings) -> Iterator[View]:
     types = {name: source.value_type for name, source in settings.sources.items()}
     corrections = correction_schema(types, settings.inputs, has_ids=settings.has_ids)
     of_silver = {
-        tables.MERGED: (merge_records, ["open", "timed_out"]),
-        tables.WAITING: (pa.schema([*PASSED, RECORD_BYTES]), ["waiting"]),
-        tables.LATE: (pa.schema([*LATE_SCHEMA, RECORD_BYTES]), ["late"]),
-        tables.DUPLICATES: (DUPLICATE_SCHEMA, ["duplicate"]),
-        tables.EXCESS: (EXCESS, ["excess"]),
-        tables.PASSED: (_PASSED, ["passed", "out"]),
-        tables.CORRECTIONS: (corrections, ["correction"]),
-        tables.IDLE_HEARTBEATS: (IDLE, ["idle"]),
-        tables.PROGRESS: (BATCH, ["batch"]),
+        tables.MERGED: merge_records,
+        tables.WAITING: pa.schema([*PASSED, RECORD_BYTES]),
+        tables.LATE: pa.schema([*LATE_SCHEMA, RECORD_BYTES]),
+        tables.DUPLICATES: DUPLICATE_SCHEMA,
+        tables.EXCESS: EXCESS,
+        tables.PASSED: _PASSED,
+        tables.CORRECTIONS: corrections,
+        tables.IDLE_HEARTBEATS: IDLE,
+        tables.PROGRESS: BATCH,
     }
-    for name, (schema, statuses) in of_silver.items():
+    others = {tables.PASSED: "out", tables.IDLE_HEARTBEATS: "idle", tables.PROGRESS: "batch"}
+    for name, schema in of_silver.items():
+        statuses = [*tables.statuses_of(name), *([others[name]] if name in others else [])]
         operator, value = ("in", statuses) if len(statuses) > 1 else ("=", statuses[0])
         yield View(name, schema, [Part(tables.SILVER, [("status", operator, value)])])
+    for name, (columns, kinds, items) in _OF_JOURNAL.items():
+        part = Part(tables.JOURNAL, [("kind", "in", kinds)])
+        yield View(name, schema_of(columns), [part], items)
     refused = [("reason", "is not null", None)]
     yield View(
         tables.QUARANTINE,
         pa.schema([*schema_of("source string"), *tables.QUARANTINED]),
         [Part(tables.bronze(name), refused, {"source": name}) for name in settings.sources],
+    )
+
+
+# -- views of views
+
+
+class DerivedView(NamedTuple):
+    """A view, the views that it reads, and its query with `{name}` for each of them."""
+
+    name: str
+    reads: Collection[str]
+    sql: str
+
+    def of(self, names: Mapping[str, str]) -> str:
+        """Return the query, with what it calls the views that it reads."""
+        return self.sql.format_map(names)
+
+
+NO_DERIVED: Final[Mapping[str, DerivedView]] = MappingProxyType({})
+
+
+def derived_views(settings: Settings) -> dict[str, DerivedView]:
+    """Return every such view by name, as this configuration needs it."""
+    return {view.name: view for view in (_corrected(settings),)}
+
+
+def with_reads(views: Mapping[str, DerivedView], names: Iterable[str]) -> list[str]:
+    """Return names of tables and views, each behind what it reads."""
+
+    def ordered() -> Iterator[str]:
+        for name in names:
+            if name in views:
+                yield from views[name].reads
+            yield name
+
+    return [*dict.fromkeys(ordered())]
+
+
+def _corrected(settings: Settings) -> DerivedView:
+    """Return the view of finished, valid merge records with what has corrected them.
+
+    It has partition, tenant, merge_key, first_event_time and last_event_time (of all parts),
+    version (0: as it closed), and the parts by source. What a jump has closed before it was out
+    does not count.
+    """
+    kept = "coalesce(invalid_reason, '') <> 'reset'"
+    record = "generation, `partition`, tenant, merge_key, event_time"
+    sources = ", ".join(f"`{source}`" for source in settings.sources)
+    return DerivedView(
+        tables.CORRECTED,
+        [tables.MERGED, tables.CORRECTIONS],
+        f"""
+        WITH versions AS (
+            SELECT {record}, NULL AS late_born, 0 AS version, valid,
+                event_time AS first_event_time, last_event_time, {sources}
+            FROM {{merged}} WHERE status = 'timed_out' AND {kept}
+            UNION ALL
+            SELECT {record}, CASE WHEN is_late_born THEN id END AS late_born, version, valid,
+                first_event_time, last_event_time, {sources}
+            FROM {{corrections}} WHERE version > 0 AND {kept}
+        ), ranked AS (
+            SELECT *, row_number() OVER (
+                PARTITION BY {record}, late_born ORDER BY version DESC) AS place
+            FROM versions
+        )
+        SELECT `partition`, tenant, merge_key, first_event_time, last_event_time, version, {sources}
+        FROM ranked WHERE place = 1 AND valid""",
     )

@@ -1,3 +1,1 @@
-"""The reports of a run while it works: its events, and the metrics and log lines that are made of
-them.
-"""
+"""The reports of a run: its events, and the metrics and log lines that are made of them."""

@@ -7,29 +7,25 @@ layer knows anyway. An observer must be quick, safe to call from several threads
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from watersmeet.core.clocks import Clocks
 from watersmeet.core.plan import OpenTransaction, TopicPartition
+from watersmeet.core.state import State
 
 Counts: TypeAlias = Mapping[tuple[str, str], int]
 """Records by outcome and, where they were refused, reason (else empty)."""
 
 
-@dataclass(frozen=True)
-class OwnerChanged:
-    """A change of owner: this process holds the lease of some layers, with this fencing token, or
-    does not any more.
-    """
+class OwnerChanged(NamedTuple):
+    """This process holds the lease of some layers, with this fencing token, or no longer does."""
 
     layers: Sequence[str]
     token: int
     is_owner: bool
 
 
-@dataclass(frozen=True)
-class StepDone:
+class StepDone(NamedTuple):
     """A step of a batch that a layer has done."""
 
     layer: str
@@ -37,34 +33,27 @@ class StepDone:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Committed:
+class Committed(NamedTuple):
     """A new commit of this process to a table, one that decides."""
 
     table: str
 
 
-@dataclass(frozen=True)
-class BronzeProgress:
+class BronzeProgress(NamedTuple):
     """The offsets (exclusive) up to which bronze has read some topic-partitions."""
 
     offsets: Mapping[TopicPartition, int]
 
 
-@dataclass(frozen=True)
-class RecordsProcessed:
-    """The outcomes of the records that a layer has handled in a batch, by the topic that they come
-    from, or go to.
-    """
+class RecordsProcessed(NamedTuple):
+    """The outcomes of a layer's records in a batch, by the topic that they come from, or go to."""
 
     layer: str
     topics: Mapping[str, Counts]
 
 
 class SourceStanding(NamedTuple):
-    """The state of the merge in a topic-partition: the next offset, the position and the head (ms),
-    and the source's state.
-    """
+    """The state of the merge in a topic-partition; `position` and `head` in ms."""
 
     next_offset: int
     position: int | None
@@ -72,20 +61,18 @@ class SourceStanding(NamedTuple):
     state: str
 
 
-@dataclass(frozen=True)
-class MergeProgress:
+class MergeProgress(NamedTuple):
     """The state of the merge, after a batch or where there was nothing to merge.
 
-    `clocks`: by partition, in ms. `tenant_clocks`: the clocks of single tenants (None: not told).
+    `clocks`: by partition, in ms. `state`: with the clocks of single tenants (None: not told).
     """
 
     clocks: Mapping[int, int]
     sources: Mapping[TopicPartition, SourceStanding]
-    tenant_clocks: Clocks | None = None
+    state: State | None = None
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """The number of the last message of each partition of the sink that holds one."""
 
     topic: str
@@ -105,57 +92,46 @@ class TenantsSampled(NamedTuple):
     lag_ms: int
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """The answers to what a run asks now and then.
+class Sampled(NamedTuple):
+    """The answers to what a run asks now and then; None: as before.
 
     - `bounds`: the first offset and the exclusive end offset of each topic-partition in Kafka.
-    - `open_rows`: how many merge records are open (None: as before).
-    - `tenants`: how tenants stand (None: as before).
+    - `open_rows`: how many merge records are open.
     - `transactions`: the oldest open transaction of each topic-partition that has one.
-    - `behind_sink`: by partition, how many merge records are never published (None: as before).
-    - `dropped`: by source, the share of the newest records with fields that its schema lacks (None:
-      as before).
+    - `behind_sink`: by partition, how many merge records are never published.
+    - `dropped`: by source, the share of the newest records with fields that its schema lacks.
     """
 
     bounds: Mapping[TopicPartition, tuple[int, int]]
     open_rows: int | None
     tenants: TenantsSampled | None = None
-    transactions: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
+    transactions: Mapping[TopicPartition, OpenTransaction] = MappingProxyType({})
     behind_sink: Mapping[int, int] | None = None
     dropped: Mapping[str, float] | None = None
 
 
-@dataclass(frozen=True)
-class LagObserved:
-    """Number of offsets of each partition of a topic that a layer has not passed, as far as it has
-    looked.
-    """
+class LagObserved(NamedTuple):
+    """How many offsets of a topic's partitions a layer has not passed, as far as it has looked."""
 
     layer: str
     topic: str
     records: Mapping[int, int]
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """How many merge records a batch has found not to be valid, by reason."""
 
     refused: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class Failed:
-    """A failure for a reason of this kind (`errors.kind_of`), after which the same is tried again,
-    or the run ends.
-    """
+class Failed(NamedTuple):
+    """A failure of this kind (`errors.kind_of`), after which the same is tried again, or not."""
 
     kind: str
     is_retried: bool
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(NamedTuple):
     """A check of a suite of expectations on a table; `failed` of its expectations are not met."""
 
     suite: str
@@ -185,10 +161,9 @@ def ignore(event: Event) -> None:
 
 
 def all_of(observers: Sequence[Observer]) -> Observer:
-    """Return an observer that passes each event on to all of these observers."""
+    """Return an observer that passes each event on to these, in their order."""
 
     def notify(event: Event) -> None:
-        """Pass an event on to each of the observers, in their order."""
         for observer in observers:
             observer(event)
 

@@ -1,8 +1,7 @@
 """The metrics of a run, in Prometheus's text format over HTTP.
 
-They observe the run: nothing is asked, read or counted for them in a batch. Labels are names and
-numbers of the configuration (a topic, a partition, a layer), and never keys or values. `METRICS` is
-the whole list.
+Nothing is asked, read or counted for them in a batch. Labels are names and numbers of the
+configuration (a topic, a partition, a layer), and never keys or values.
 """
 
 from __future__ import annotations
@@ -17,22 +16,8 @@ import watersmeet
 from watersmeet.core.plan import OpenTransaction, TopicPartition
 from watersmeet.core.reading import Reason
 from watersmeet.errors import ConfigurationError, kinds, missing_package
-from watersmeet.monitoring.events import (
-    BronzeProgress,
-    Checked,
-    Committed,
-    Event,
-    Failed,
-    Judged,
-    LagObserved,
-    MergeProgress,
-    Observer,
-    OwnerChanged,
-    Published,
-    RecordsProcessed,
-    Sampled,
-    StepDone,
-)
+from watersmeet.monitoring import events
+from watersmeet.monitoring.events import Event, Observer
 from watersmeet.settings import Settings
 
 STATES: Final = ("active", "held", "idle", "waiting")
@@ -41,9 +26,7 @@ BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class Metric(NamedTuple):
-    """A metric without the prefix `watersmeet_`: its name, its kind in Prometheus, its labels, and
-    its description.
-    """
+    """A metric; `name` is without the prefix `watersmeet_`, and `kind` is Prometheus's."""
 
     name: str
     kind: str
@@ -51,156 +34,90 @@ class Metric(NamedTuple):
     help: str
 
 
-METRICS: Final = (
-    Metric(
-        "build_info",
-        "gauge",
-        ("name", "engine", "version"),
-        "Always 1: which pipeline this process runs.",
-    ),
-    Metric(
-        "owner",
-        "gauge",
-        ("layer",),
-        "1 while this process owns the layer, 0 once it has lost or released it.",
-    ),
-    Metric(
-        "owner_token",
-        "gauge",
-        ("layer",),
-        "The fencing token of this process: of two owners, the larger one is right.",
-    ),
-    Metric("clock_seconds", "gauge", ("partition",), "The clock of the merge, in event time."),
-    Metric(
-        "head_seconds",
-        "gauge",
-        ("topic", "partition"),
-        "The largest event time that the merge has seen.",
-    ),
-    Metric(
-        "head_in_future_seconds",
-        "gauge",
-        ("topic", "partition"),
-        "How far the head is ahead of the wall clock, beyond merge.max_future; 0 where it is not.",
-    ),
-    Metric(
-        "lead_seconds", "gauge", ("topic", "partition"), "How far the head is ahead of the clock."
-    ),
-    Metric(
-        "lag_records",
-        "gauge",
-        ("layer", "topic", "partition"),
-        "Offsets in Kafka that the layer has not passed yet.",
-    ),
-    Metric(
-        "lag_seconds",
-        "gauge",
-        ("topic", "partition"),
-        "Age of the last record merged, in event time; 0 without a lag.",
-    ),
-    Metric(
-        "open_transaction_offsets",
-        "gauge",
-        ("topic", "partition"),
-        "Offsets that wait for the oldest open transaction of another producer; 0 where none is "
-        "open.",
-    ),
-    Metric(
-        "open_transaction_seconds",
-        "gauge",
-        ("topic", "partition"),
-        "Age of that transaction, by Kafka's timestamp of its first record; 0 where none is open.",
-    ),
-    Metric(
-        "source_state",
-        "gauge",
-        ("topic", "partition", "state"),
-        "1 for the state that the source is in, 0 for the others.",
-    ),
-    Metric("open_rows", "gauge", (), "Merge records that are open."),
-    Metric(
-        "behind_sink_rows",
-        "gauge",
-        ("partition",),
-        "Finished, valid merge records that are never published.",
-    ),
-    Metric(
-        "dropped_fields_ratio",
-        "gauge",
-        ("source",),
-        "Share of the newest records in bronze with fields that the source's schema lacks.",
-    ),
-    Metric(
-        "waiting_rows",
-        "gauge",
-        (),
-        "Records that were read and wait for their tenants' clocks; 0 without tenants.",
-    ),
-    Metric("tenants", "gauge", (), "Tenants with something open or waiting."),
-    Metric(
-        "tenant_lag_seconds",
-        "gauge",
-        (),
-        "How far the slowest of these tenants is behind the clock, in event time.",
-    ),
-    Metric(
-        "sequence", "gauge", ("topic", "partition"), "The number of the last message published."
-    ),
-    Metric(
-        "quality_failed",
-        "gauge",
-        ("suite", "table"),
-        "Expectations that the last check beside the run found not met.",
-    ),
-    Metric("step_seconds", "histogram", ("layer", "step"), "How long a step of a batch took."),
-    Metric(
-        "records_total",
-        "counter",
-        ("layer", "topic", "outcome", "reason"),
-        "What became of the records of a topic.",
-    ),
-    Metric(
-        "not_valid_total",
-        "counter",
-        ("reason",),
-        "Merge records that have timed out and are not valid, by reason.",
-    ),
-    Metric(
-        "commits_total",
-        "counter",
-        ("table",),
-        "Commits that decide on a batch or a publication, by table.",
-    ),
-    Metric(
-        "retries_total",
-        "counter",
-        ("kind",),
-        "Failures after which the same was tried again, by kind of error.",
-    ),
-    Metric(
-        "errors_total", "counter", ("kind",), "All failures, tried again or not, by kind of error."
-    ),
-)
+# Of each its kind, its name and its labels, and what it says.
+_TABLE: Final = """\
+gauge build_info name engine version
+  Always 1: which pipeline this process runs.
+gauge owner layer
+  1 while this process owns the layer, 0 once it has lost or released it.
+gauge owner_token layer
+  The fencing token of this process: of two owners, the larger one is right.
+gauge clock_seconds partition
+  The clock of the merge, in event time.
+gauge head_seconds topic partition
+  The largest event time that the merge has seen.
+gauge head_in_future_seconds topic partition
+  How far the head is ahead of the wall clock, beyond merge.max_future; 0 where it is not.
+gauge lead_seconds topic partition
+  How far the head is ahead of the clock.
+gauge lag_records layer topic partition
+  Offsets in Kafka that the layer has not passed yet.
+gauge lag_seconds topic partition
+  Age of the last record merged, in event time; 0 without a lag.
+gauge open_transaction_offsets topic partition
+  Offsets that wait for the oldest open transaction of another producer; 0 where none is open.
+gauge open_transaction_seconds topic partition
+  Age of that transaction, by Kafka's timestamp of its first record; 0 where none is open.
+gauge source_state topic partition state
+  1 for the state that the source is in, 0 for the others.
+gauge open_rows
+  Merge records that are open.
+gauge behind_sink_rows partition
+  Finished, valid merge records that are never published.
+gauge dropped_fields_ratio source
+  Share of the newest records in bronze with fields that the source's schema lacks.
+gauge waiting_rows
+  Records that were read and wait for their tenants' clocks; 0 without tenants.
+gauge tenants
+  Tenants with something open or waiting.
+gauge tenant_lag_seconds
+  How far the slowest of these tenants is behind the clock, in event time.
+gauge sequence topic partition
+  The number of the last message published.
+gauge quality_failed suite table
+  Expectations that the last check beside the run found not met.
+histogram step_seconds layer step
+  How long a step of a batch took.
+counter records_total layer topic outcome reason
+  What became of the records of a topic.
+counter not_valid_total reason
+  Merge records that have timed out and are not valid, by reason.
+counter commits_total table
+  Commits that decide on a batch or a publication, by table.
+counter retries_total kind
+  Failures after which the same was tried again, by kind of error.
+counter errors_total kind
+  All failures, tried again or not, by kind of error.
+"""
+
+
+def _metrics(table: str) -> Iterator[Metric]:
+    lines = table.splitlines()
+    for head, text in zip(lines[::2], lines[1::2], strict=True):
+        kind, name, *labels = head.split()
+        yield Metric(name, kind, tuple(labels), text.strip())
+
+
+METRICS: Final = tuple(_metrics(_TABLE))
+
+_NO_TRANSACTION: Final = OpenTransaction(0, 0, None)
 
 
 class Metrics:
     """The metrics of one run, which they observe; `registry` is what Prometheus's client serves."""
 
     def __init__(self, settings: Settings) -> None:
-        from prometheus_client import (
-            CollectorRegistry,
-            Counter,
-            Gauge,
-            Histogram,
-            ProcessCollector,
-            disable_created_metrics,
-        )
+        import prometheus_client as client
 
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry()
+        client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = client.CollectorRegistry()
         self._settings = settings
-        ProcessCollector(registry=self.registry)  # memory, processor time, open files
-        make: dict[str, Any] = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}
+        client.ProcessCollector(registry=self.registry)  # memory, processor time, open files
+        make: dict[str, Any] = {
+            "gauge": client.Gauge,
+            "counter": client.Counter,
+            "histogram": client.Histogram,
+        }
         self._metrics: dict[str, Any] = {}
         for name, kind, labels, text in METRICS:
             options = {"buckets": BUCKETS} if kind == "histogram" else {}
@@ -220,18 +137,18 @@ class Metrics:
         self._positions: dict[TopicPartition, int | None] = {}
         self._bounds: dict[TopicPartition, tuple[int, int]] = {}
         self._updates: Mapping[type[Event], Callable[[Any], None]] = {
-            OwnerChanged: self._owner,
-            StepDone: self._step,
-            Committed: self._commit,
-            BronzeProgress: self._bronze_progress,
-            RecordsProcessed: self._records,
-            Judged: self._judged,
-            MergeProgress: self._merge_progress,
-            Published: self._publication,
-            Sampled: self._sample,
-            LagObserved: self._lag,
-            Checked: self._quality,
-            Failed: self._failure,
+            events.OwnerChanged: self._owner,
+            events.StepDone: self._step,
+            events.Committed: self._commit,
+            events.BronzeProgress: self._bronze_progress,
+            events.RecordsProcessed: self._records,
+            events.Judged: self._judged,
+            events.MergeProgress: self._merge_progress,
+            events.Published: self._publication,
+            events.Sampled: self._sample,
+            events.LagObserved: self._lag,
+            events.Checked: self._quality,
+            events.Failed: self._failure,
         }
 
     def __call__(self, event: Event) -> None:
@@ -242,7 +159,7 @@ class Metrics:
     def _metric(self, name: str, *labels: object) -> Any:
         return self._metrics[name].labels(*labels)
 
-    def _owner(self, event: OwnerChanged) -> None:
+    def _owner(self, event: events.OwnerChanged) -> None:
         for layer in event.layers:
             self._metric("owner", layer).set(event.is_owner)
             self._metric("owner_token", layer).set(event.token)
@@ -254,26 +171,26 @@ class Metrics:
                     for reason in Reason:
                         self._metric("records_total", layer, topic, "quarantined", reason.value)
 
-    def _step(self, event: StepDone) -> None:
+    def _step(self, event: events.StepDone) -> None:
         self._metric("step_seconds", event.layer, event.step).observe(event.seconds)
 
-    def _commit(self, event: Committed) -> None:
+    def _commit(self, event: events.Committed) -> None:
         self._metric("commits_total", event.table).inc()
 
-    def _bronze_progress(self, event: BronzeProgress) -> None:
+    def _bronze_progress(self, event: events.BronzeProgress) -> None:
         self._next_offsets |= {("bronze", tp): offset for tp, offset in event.offsets.items()}
         self._lags()
 
-    def _records(self, event: RecordsProcessed) -> None:
+    def _records(self, event: events.RecordsProcessed) -> None:
         for topic, counts in event.topics.items():
             for (outcome, reason), records in counts.items():
                 self._metric("records_total", event.layer, topic, outcome, reason).inc(records)
 
-    def _judged(self, event: Judged) -> None:
+    def _judged(self, event: events.Judged) -> None:
         for reason, records in event.refused.items():
             self._metric("not_valid_total", reason).inc(records)
 
-    def _merge_progress(self, event: MergeProgress) -> None:
+    def _merge_progress(self, event: events.MergeProgress) -> None:
         for partition, time_ms in event.clocks.items():
             self._metric("clock_seconds", partition).set(time_ms / 1000)
         for tp, source in event.sources.items():
@@ -292,14 +209,14 @@ class Metrics:
                     self._metric("lead_seconds", *place).set((source.head - clock) / 1000)
         self._lags()
 
-    def _publication(self, event: Published) -> None:
+    def _publication(self, event: events.Published) -> None:
         for p, seq in event.sequences.items():
             self._metric("sequence", event.topic, p).set(seq)
 
-    def _sample(self, event: Sampled) -> None:
+    def _sample(self, event: events.Sampled) -> None:
         self._bounds.update(event.bounds)
         self._lags()
-        self._transactions(event.bounds, event.transactions)
+        self._transactions(event)
         if event.open_rows is not None:
             self._metrics["open_rows"].set(event.open_rows)
         for p, rows in (event.behind_sink or {}).items():
@@ -311,20 +228,19 @@ class Metrics:
             self._metrics["tenants"].set(event.tenants.tenants)
             self._metrics["tenant_lag_seconds"].set(event.tenants.lag_ms / 1000)
 
-    def _lag(self, event: LagObserved) -> None:
+    def _lag(self, event: events.LagObserved) -> None:
         for p, records in event.records.items():
             self._metric("lag_records", event.layer, event.topic, p).set(records)
 
-    def _quality(self, event: Checked) -> None:
+    def _quality(self, event: events.Checked) -> None:
         self._metric("quality_failed", event.suite, event.table).set(event.failed)
 
-    def _failure(self, event: Failed) -> None:
+    def _failure(self, event: events.Failed) -> None:
         self._metric("errors_total", event.kind).inc()
         if event.is_retried:
             self._metric("retries_total", event.kind).inc()
 
     def _lags(self) -> None:
-        """Set the lags, as far as it is known where Kafka ends, and where the layer is."""
         for (layer, tp), offset in self._next_offsets.items():
             if tp not in self._bounds:
                 continue
@@ -337,31 +253,20 @@ class Metrics:
                 lag_s = max(0.0, time.time() - position / 1000) if lag else 0
                 self._metric("lag_seconds", *place).set(lag_s)
 
-    def _transactions(
-        self,
-        bounds: Mapping[TopicPartition, tuple[int, int]],
-        transactions: Mapping[TopicPartition, OpenTransaction],
-    ) -> None:
-        """Set what is open in the partitions that were asked for."""
-        for tp in bounds:
+    def _transactions(self, event: events.Sampled) -> None:
+        for tp in event.bounds:  # those that were asked for
             place = (tp.input.topic, tp.partition)
-            transaction = transactions.get(tp)
-            offsets = 0
-            age_s = 0.0
-            if transaction is not None:
-                offsets = transaction.behind
-                if transaction.since is not None:
-                    age_s = max(0.0, time.time() - transaction.since / 1000)
+            _, offsets, since = event.transactions.get(tp, _NO_TRANSACTION)
+            age_s = 0.0 if since is None else max(0.0, time.time() - since / 1000)
             self._metric("open_transaction_offsets", *place).set(offsets)
             self._metric("open_transaction_seconds", *place).set(age_s)
 
 
 @contextmanager
 def serving(settings: Settings) -> Iterator[list[Observer]]:
-    """Serve the metrics inside the `with` block, where the configuration asks for them.
+    """Serve the metrics, if any are configured, inside the `with` block; yield the observers.
 
-    Yields the observers of a run, one or none. Raises ConfigurationError where the
-    address cannot be used, or Prometheus's client is not installed.
+    Raises ConfigurationError for an address that cannot be used, and without Prometheus's client.
     """
     if settings.metrics is None:
         yield []
@@ -373,8 +278,7 @@ def serving(settings: Settings) -> Iterator[list[Observer]]:
     from watersmeet.monitoring.server import MetricsServer
 
     metrics = Metrics(settings)
-    port = settings.metrics.port
-    address = settings.metrics.address
+    address, port = settings.metrics.address, settings.metrics.port
     try:
         server = MetricsServer(address, port, make_wsgi_app(metrics.registry))
     except OSError as error:

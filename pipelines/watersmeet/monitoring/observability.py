@@ -8,9 +8,10 @@ import socketserver
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
@@ -24,26 +25,20 @@ TICK_S = 1.0
 
 
 class JsonLines(logging.Formatter):
-    """A formatter that makes each record one JSON object on one line.
+    """A formatter of log records as JSON objects, each on one line.
 
-    It has `time` (UTC), `level`, `logger`, `message`, and what else is known of the record:
-    `layer`, `facts` (numbers by name), `trace` (a stack trace).
+    They have `time` (UTC), `level`, `logger`, `message`, and where known `layer`, `facts` (numbers
+    by name) and `trace` (a stack trace).
     """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
-        time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(
-            timespec="milliseconds"
-        )
-        line = {
-            "time": time,
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= {
-            name: value for name in ("layer", "facts") if (value := getattr(record, name, None))
-        }
+        time = datetime.fromtimestamp(record.created, timezone.utc)
+        line: dict[str, Any] = {"time": time.isoformat(timespec="milliseconds")}
+        line |= {"level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        for name in ("layer", "facts"):
+            if value := getattr(record, name, None):
+                line[name] = value
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -72,9 +67,7 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def _log_error(*_: object) -> None:
-    """Log the error of a request to a server of this process, such as pyspark's own; otherwise it
-    would be printed as it is.
-    """
+    # Else the error of a request to a server of this process, such as pyspark's, is printed.
     log.debug("a request failed", exc_info=True)
 
 
@@ -90,9 +83,7 @@ def logs_are_json() -> bool:
 
 
 class Reporter:
-    """A reporter of the progress of each layer; safe to call from the threads of several
-    streams.
-    """
+    """A reporter of the progress of each layer; safe to call from several threads."""
 
     def __init__(self, status: Status | None = None, progress: Progress | None = None) -> None:
         self._status = status
@@ -101,9 +92,7 @@ class Reporter:
         self._lock = threading.Lock()
 
     def notify(self, layer: str, news: str, **facts: int | str | None) -> None:
-        """Replace the last news of a layer on the progress line, or else write one more line to the
-        log, in JSON with the facts.
-        """
+        """Replace a layer's last news on the progress line, or else log it (JSON: with facts)."""
         with self._lock:
             self.latest[layer] = news
             self._progress.spoke()
@@ -139,34 +128,25 @@ class Reporter:
 
 @contextmanager
 def reporting() -> Iterator[Reporter]:
-    """Provide a reporter with a progress line where standard error is a terminal and no JSON is
-    asked for, else with log lines.
+    """Provide a reporter, which shows its progress every second.
+
+    It has a progress line on a terminal, unless JSON is asked for, and else log lines.
     """
-    if not sys.stderr.isatty() or logs_are_json():
-        with _ticking(reporter := Reporter()):
-            yield reporter
-        return
-    with (
-        Console(stderr=True).status("starting ...") as status,
-        _ticking(reporter := Reporter(status)),
-    ):
-        yield reporter
-
-
-@contextmanager
-def _ticking(reporter: Reporter) -> Iterator[None]:
-    """Let a reporter show its progress every second."""
     ended = threading.Event()
 
     def tick() -> None:
-        """Show the progress until the end."""
         while not ended.wait(TICK_S):
             reporter.tick()
 
-    thread = threading.Thread(target=tick, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    with ExitStack() as line:
+        status = None
+        if sys.stderr.isatty() and not logs_are_json():
+            status = line.enter_context(Console(stderr=True).status("starting ..."))
+        reporter = Reporter(status)
+        thread = threading.Thread(target=tick, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield reporter
+        finally:
+            ended.set()
+            thread.join()

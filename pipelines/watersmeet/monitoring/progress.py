@@ -37,10 +37,7 @@ class Progress:
         self._waits_since_s = self._said_s["news"] = self.now_s()
 
     def left(self, part: str, remaining: int) -> None:
-        """Set how many records a part of the work has still to do.
-
-        Where these are more than before, more have come.
-        """
+        """Set how many records a part of the work has still to do; more than before have come."""
         if not self.facts():
             self._backlogs.clear()  # what is done is no part of the next backlog
         known = self._backlogs.get(part)
@@ -51,9 +48,9 @@ class Progress:
         known.remaining = remaining
 
     def facts(self) -> dict[str, int]:
-        """Return how many records are done, of how many, how many a second, and the seconds left.
+        """Return `done` records, `of` how many, and once some are done `rate` (1/s) and `left_s`.
 
-        The latter two only once some are done. Empty without a backlog.
+        Empty without a backlog.
         """
         backlogs = self._backlogs.values()
         if not any(backlog.remaining for backlog in backlogs):
@@ -83,9 +80,7 @@ class Progress:
         self._said_s["news"] = self.now_s()
 
     def is_due(self) -> bool:
-        """Return True where the line is to be said again: of a backlog every `EVERY_S`, else after
-        as long a silence.
-        """
+        """Return True where `line` is to be said again: every `EVERY_S`, or after that silence."""
         has_backlog = bool(self.facts())
         if not has_backlog and not self.waits_for:
             self._said_s.pop("backlog", None)
@@ -99,7 +94,6 @@ class Progress:
 
 
 def _clock(seconds: int) -> str:
-    """Return a time such as `1 h 5 m`, `2 m 3 s` or `9 s`."""
     if seconds >= 3600:
         return f"{seconds // 3600} h {seconds % 3600 // 60} m"
     return f"{seconds // 60} m {seconds % 60} s" if seconds >= 60 else f"{seconds} s"

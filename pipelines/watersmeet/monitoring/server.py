@@ -1,32 +1,24 @@
-"""The HTTP server of the metrics: whoever connects can cost it a few threads for a few seconds, and
-a run nothing.
-"""
+"""The HTTP server of the metrics: a client costs it a thread for seconds, and a run nothing."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 MOST_CONNECTIONS: Final = 16
-"""Maximum number of connections that are served at a time; another one ends the oldest. A
-monitoring system needs one or two, for a moment each.
-"""
+"""Maximum number of connections at a time; another one ends the oldest."""
 
 DEADLINE_S: Final = 5.0
 """Seconds that a client has for all that it sends and takes."""
 
-_LOOK_EVERY_S: Final = 0.5
-
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Log no request."""
         del format, args
 
 
@@ -44,24 +36,18 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without asking for the name of this host, which may take as long as a name server
-        likes.
-        """
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
+        # Without asking for the name of this host, which may take as long as a name server likes.
+        TCPServer.server_bind(self)
         self.server_name = str(self.server_address[0])
         self.server_port = int(self.server_address[1])
         self.setup_environ()
 
     def get_request(self) -> tuple[Any, Any]:
-        """Return the next connection, whose partner may not be silent for ever."""
         request, address = super().get_request()
         request.settimeout(self._deadline_s)
         return request, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own; where all are taken, end the oldest."""
         with self._lock:
             if len(self._begun) >= MOST_CONNECTIONS:
                 self._end_oldest()
@@ -69,7 +55,6 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection, and make room for the next one."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -77,43 +62,34 @@ class _Server(ThreadingMixIn, WSGIServer):
                 self._begun.pop(request, None)
 
     def service_actions(self) -> None:
-        """End connections that have had their time."""
         with self._lock:
             latest = time.monotonic() - self._deadline_s
             while self._begun and next(iter(self._begun.values())) < latest:
                 self._end_oldest()
 
     def _end_oldest(self) -> None:
-        """End the oldest connection: whatever its thread waits for then fails."""
+        # Whatever its thread waits for then fails.
         oldest = next(iter(self._begun))
         del self._begun[oldest]
         with suppress(OSError):  # its client has gone already
             oldest.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore the error of a connection: that a client has gone before the end is no error of
-        ours.
-        """
+        # That a client has gone before the end is no error of ours.
         del request, client_address
 
 
 class MetricsServer:
-    """A server of a WSGI application at an address, until it is stopped. Raises OSError where the
-    address cannot be used.
-    """
+    """A server of a WSGI application until it is stopped. Raises OSError for a bad address."""
 
     def __init__(
-        self,
-        address: str,
-        port: int,
-        application: Callable[..., Any],
-        deadline_s: float = DEADLINE_S,
+        self, address: str, port: int, application: Any, deadline_s: float = DEADLINE_S
     ) -> None:
         family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         self._server = _Server(family, place, deadline_s)
         self._server.set_app(application)
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=[_LOOK_EVERY_S], name="metrics", daemon=True
+            target=self._server.serve_forever, name="metrics", daemon=True
         )
         self._thread.start()
 
@@ -123,7 +99,7 @@ class MetricsServer:
         return self._server.server_port
 
     def stop(self) -> None:
-        """Stop serving, and return once the server's thread has ended."""
+        """Stop serving, and wait for the end of the server's thread."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

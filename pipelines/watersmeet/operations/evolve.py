@@ -1,9 +1,9 @@
 """Changes the rules of an existing lake.
 
 It says first what changes and from which batch on, then records it as the next epoch. The epoch is
-one row of `epochs`, which decides. Before it is written, this process takes the layers from their
-owner, so that no batch can follow the old rules afterwards; a run in progress ends. The row
-carries this process's token: once another process has taken a layer, it is not written. The next
+one decision of the journal. Before it is made, this process takes the layers from their owner, so
+that no batch can follow the old rules afterwards; a run in progress ends. Once another process has
+taken a layer, it is not made. The next
 run, with the new rules, adds the columns that they need. If nothing changes, or a change is
 refused, no layers are taken.
 
@@ -20,23 +20,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from watersmeet.audit.show import utc
 from watersmeet.audit.validate import check_expressions, check_schemas
 from watersmeet.configuration.sources import written
 from watersmeet.core.dropped_fields import gained_fields, shown
-from watersmeet.core.inputs import of_source
-from watersmeet.core.plan import BatchPlan
+from watersmeet.core.inputs import InputId, of_source
+from watersmeet.core.plan import BatchPlan, TopicPartition
 from watersmeet.core.schema_changes import refused_changes
+from watersmeet.core.times import utc
 from watersmeet.cycle import Cycle
 from watersmeet.errors import ConfigurationError, Problem
 from watersmeet.faults import IN_EVOLVE, fault_point
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import REDRIVE, REPARTITION, fence_records
 from watersmeet.lake import tables
-from watersmeet.lake.commits import EVOLVING
-from watersmeet.lake.epochs import Epochs, changes, epoch_row, read_epochs, rerouted
+from watersmeet.lake.epochs import Epochs, changes, epoch_body, read_epochs, rerouted
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.identity import configured_identity, differences
+from watersmeet.lake.journal import RULES
 from watersmeet.lake.lease import EVOLVE, change_under_way
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import bronze_ends, dropped_in_lake, finders
@@ -46,7 +46,6 @@ from watersmeet.lake.table_reader import TableReader
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run, evolve_schema
 from watersmeet.running.next_offsets import NextOffsets
-from watersmeet.running.owner import now_ms
 from watersmeet.settings import Settings
 
 
@@ -122,15 +121,20 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
             return answer
         _read_to_the_end(this_run, cycle, answer["read_first"])
         fault_point(IN_EVOLVE[0])
-        next_offsets = NextOffsets(reader, this_run.settings, this_run.partitions)
+        of_bronze = NextOffsets(reader, this_run.settings, this_run.partitions)
+        next_offsets = {i: of_bronze.of(i) for i in settings.inputs}
         after = this_run.settings.under(
             {**settings.rules(), **_first_values(next_offsets, settings, answer)}
         )
         if after.has_ids:  # whoever knows the epoch may ask for the columns
             this_run.engine.lake = Lake(after)
-            evolve_schema(this_run.engine, [*map(tables.bronze, settings.sources), tables.SILVER])
+            names = [*map(tables.bronze, settings.sources), tables.SILVER, tables.BASES]
+            evolve_schema(this_run.engine, names)
         number = read_epochs(reader, settings).current.number + 1
-        cycle.owner.append(tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING)
+        since = {
+            TopicPartition(i, p): at for i, its in next_offsets.items() for p, at in its.items()
+        }
+        cycle.owner.decide(RULES, epoch_body(after, number, from_batch, since))
         fault_point(IN_EVOLVE[1])
     return {**answer, "from_batch": from_batch, "applied": True}
 
@@ -158,7 +162,9 @@ def _read_to_the_end(this_run: Run, cycle: Cycle, sources: Sequence[str]) -> Non
 
 
 def _first_values(
-    next_offsets: NextOffsets, settings: Settings, answer: Mapping[str, Any]
+    next_offsets: Mapping[InputId, Mapping[int, int]],
+    settings: Settings,
+    answer: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return, as rules, the offsets from which changed schemas of bare Avro hold.
 
@@ -170,7 +176,7 @@ def _first_values(
         if source.is_bare_avro and f"sources.{name}.schema" in changed:
             [input_id] = of_source(settings.inputs, name)
             rules[f"sources.{name}.schema_since"] = {
-                str(p): offset for p, offset in next_offsets.of(input_id).items()
+                str(p): offset for p, offset in next_offsets[input_id].items()
             }
     return rules
 

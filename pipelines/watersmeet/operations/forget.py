@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core import sequence as sequences
-from watersmeet.core.columns import int64s
+from watersmeet.core.columns import int64s, row_values
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.merge import REPLACING
 from watersmeet.core.reading import FORGOTTEN, KEYED_BY, ReadingRules, merge_keys
@@ -41,16 +41,17 @@ from watersmeet.faults import IN_FORGET, fault_point
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import REDRIVE, fence_records
 from watersmeet.lake import tables
+from watersmeet.lake.bases import without_rows
 from watersmeet.lake.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
-from watersmeet.lake.commits import DELETING, Commit
-from watersmeet.lake.conflicts import is_conflict
+from watersmeet.lake.commits import DELETING, Commit, is_conflict
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.inputs import KEY_COLUMNS, of_key, of_topic
+from watersmeet.lake.journal import BASE, ERASED
 from watersmeet.lake.lease import FORGET
-from watersmeet.lake.order import with_message
-from watersmeet.lake.published import last_tails
+from watersmeet.lake.published import last_tails, topic_of
 from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import Condition, TableReader, row_count
+from watersmeet.lake.unpublished import with_message
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
 from watersmeet.running.owner import Owner, now_ms
@@ -139,7 +140,8 @@ class Forgetting:
         """
         statuses = Counter(self._silver["status"].to_pylist())
         counts = {
-            view: sum(statuses[status] for status in of_view) for view, of_view in _VIEWS.items()
+            view: sum(statuses[name] for name in tables.statuses_of(view))
+            for view in dict.fromkeys(status.view for status in tables.STATUSES.values())
         }
         counts[tables.QUARANTINE] = sum(map(len, self._refused.values()))
         for source in self.settings.sources:
@@ -178,9 +180,8 @@ class Forgetting:
 
     @cached_property
     def _silver(self) -> pa.Table:
-        """The rows of silver that are to go."""
         columns = ["status", "event_time", *TENANT.names, "source", "topic", *_PLACE]
-        gone: Condition = ("status", "in", [*chain.from_iterable(_VIEWS.values())])
+        gone: Condition = ("status", "in", [*tables.STATUSES])
         return self.reader.select(tables.SILVER, columns, [[gone, *self._key_conditions]])
 
     def _outcomes(self, input_id: InputId, *statuses: str) -> Places:
@@ -195,7 +196,6 @@ class Forgetting:
 
     @cached_property
     def _read(self) -> dict[InputId, Places]:
-        """The records that were read, late or not, by input."""
         places = {}
         for input_id in self.settings.inputs:
             where = of_topic(input_id, [self._key_conditions])
@@ -231,7 +231,7 @@ class Forgetting:
         places: dict[InputId, Places] = {i: [] for i in self.settings.inputs}
         existing = self.reader.columns(tables.SILVER).names
         names = [name for name in part_columns(self.settings) if name in existing]
-        with_parts: Condition = ("status", "in", [*_VIEWS[tables.MERGED], "correction"])
+        with_parts: Condition = ("status", "in", [*_SENT])
         where = [[with_parts, *self._key_conditions]]
         rows = self.reader.rows(tables.SILVER, ["partition", *names], where)
         parts = places_of_parts(rows, self.settings.inputs)
@@ -280,7 +280,6 @@ class Forgetting:
                     yield place
 
     def _rules(self, source: str) -> list[ReadingRules]:
-        """Return the rules by which records of a source were read, epoch by epoch."""
         epoch_rules: list[ReadingRules] = []
         for epoch in read_epochs(self.reader, self.settings):
             rules = epoch.settings.reading_rules(source)
@@ -317,9 +316,9 @@ class Forgetting:
             if kept.repartition is not None:  # bronze has read copies of what is, or was, there
                 for topic in kept.repartition.from_topics:
                     yield self._topic_row(cluster, topic, len(places))
-        topics = self.settings.publish.sequence_topics
-        for sequence, topic in zip((MERGED, CORRECTED), topics, strict=False):
-            yield self._topic_row(cluster, topic, self._published(sequence))
+        for sequence in MERGED, CORRECTED:
+            if (sent_to := topic_of(self.settings, sequence)) is not None:
+                yield self._topic_row(cluster, sent_to, self._published(sequence))
         for table, topic in self.settings.publish.dead_letter_topics.items():
             records = (
                 self._silver["status"].to_pylist().count("late")
@@ -329,7 +328,6 @@ class Forgetting:
             yield self._topic_row(cluster, topic, records)
 
     def _published(self, sequence: sequences.Sequence) -> int:
-        """Return how many messages of the key the topic of a sequence has had."""
         last = {p: tail.place for p, tail in last_tails(self.reader, sequence).items()}
         if not last:
             return 0
@@ -368,16 +366,30 @@ class Forgetting:
             _retried(partial(owner.engine.purge, table))
 
     def _note_places(self, owner: Owner) -> None:
-        """Note the places of the key's records in `erased`.
+        """Note the places of the key's records in `erased`, and those of its merge records and
+        corrections.
 
-        Reading Kafka again must not bring them back, even if `keep` has deleted their rows.
+        Reading Kafka again must not bring the records back, even if `keep` has deleted their rows;
+        and the topics may have the messages. Silver need not have had the merge record of a
+        correction: late records have opened some, and `keep` deletes a merge record before the
+        later of its corrections.
         """
-        now = now_ms()
-        for input_id in self.settings.inputs:
-            if rows := [(*input_id, p, at, now) for p, at in sorted(self._anywhere(input_id))]:
-                owner.append(
-                    tables.ERASED, owner.engine.lake.layout[tables.ERASED].rows(rows), DELETING
-                )
+        # Later rows get later times, so that the last of them tell which rows there are.
+        now = max(now_ms(), owner.history(self.settings).erased + 1)
+        sent = self._silver.filter(pc.is_in(self._silver["status"], pa.array(_SENT)))
+        rows: list[tuple[Any, ...]] = [
+            (None, None, p, None, now, time)
+            for p, time in _distinct(sent, "partition", "event_time")
+        ]
+        rows += [
+            (*input_id, p, at, now, None)
+            for input_id in self.settings.inputs
+            for p, at in sorted(self._anywhere(input_id))
+        ]
+        if rows:
+            layout = owner.engine.lake.layout[tables.ERASED]
+            owner.append(tables.ERASED, layout.rows(rows), DELETING)
+            owner.decide(ERASED, {"last": now})
 
     def _forget_in_bronze(self, owner: Owner) -> None:
         as_heartbeat = {**_ERASED, "merge_key": None, "heartbeat": True}
@@ -389,48 +401,30 @@ class Forgetting:
             _blank(owner, input_id, self._refused[input_id], refused)
 
     def _forget_in_silver(self, owner: Owner) -> None:
-        """Erase all rows of the key. The places of merge records and corrections are noted first,
-        since their topics may have the messages.
+        self._erase(owner, tables.SILVER, self._silver)
+        names = ["_base", "partition", "tenant", "event_time"]
+        saved = self.reader.select(tables.BASES, names, [of_key(self.key, self.tenant)])
+        for base in without_rows(self.reader, saved["_base"].to_pylist()):
+            owner.decide(BASE, base.body(), base.generation)
+        self._erase(owner, tables.BASES, saved)
 
-        Silver need not have had the merge record of a correction: late records have opened some,
-        and `keep` deletes a merge record before the later of its corrections.
-        """
-        rows = self._silver
+    def _erase(self, owner: Owner, table: str, rows: pa.Table) -> None:
+        """Erase rows of the key by a MERGE: a DELETE would have the key in the table's log."""
         if not rows.num_rows:
             return
-        layout = owner.engine.lake.layout
-        sent = rows.filter(pc.is_in(rows["status"], pa.array(_SENT)))
-        if places := _distinct(sent, "partition", "event_time"):
-            now = now_ms()
-            forgotten_rows = layout[tables.FORGOTTEN].rows((*place, now) for place in places)
-            owner.append(tables.FORGOTTEN, forgotten_rows, DELETING)
         names = ("partition", "tenant", "replaces")
         markers = [
             {**dict(zip(names, place, strict=True)), "merge_key": self.key}
             for place in _distinct(rows, "partition", "tenant", "event_time")
         ]
-        silver = layout[tables.SILVER]
-        changed = pa.schema([*silver.schema, *((name, TIME) for name in REPLACING)])
-        marked = replace(silver, schema=changed).rows_of(markers)
+        layout = owner.engine.lake.layout[table]
+        changed = pa.schema([*layout.schema, *((name, TIME) for name in REPLACING)])
+        marked = replace(layout, schema=changed).rows_of(markers)
         engine = owner.engine
-        _commit(
-            owner,
-            tables.SILVER,
-            lambda commit: engine.merge(tables.SILVER, marked, commit, only_open=False),
-        )
+        _commit(owner, table, lambda commit: engine.merge(table, marked, commit, only_open=False))
 
 
 _PLACE = ["partition", "offset"]
-_VIEWS: Final[Mapping[str, Sequence[str]]] = {
-    tables.MERGED: ("open", "timed_out"),
-    tables.WAITING: ("waiting",),
-    tables.LATE: ("late",),
-    tables.DUPLICATES: ("duplicate",),
-    tables.EXCESS: ("excess",),
-    tables.PASSED: ("passed",),
-    tables.CORRECTIONS: ("correction",),
-}
-"""The views of silver with rows of a key that go, and their statuses."""
 _SENT: Final = ("open", "timed_out", "correction")
 """The statuses of rows of which there may be messages."""
 _ERASED: Final[Mapping[str, None]] = {"key": None, "value": None, "headers": None}
@@ -438,24 +432,22 @@ _UNMERGED: Sequence[Condition] = [("merge_key", "is null", None), ("reason", "is
 
 
 def _places(rows: pa.Table) -> Places:
-    return list(zip(*(rows[name].to_pylist() for name in _PLACE), strict=True))
+    return list(row_values(rows, *_PLACE))
 
 
 def _keys(rows: pa.Table, rules: Sequence[ReadingRules]) -> list[set[str | None]]:
-    """Return, by record, the keys that it has under any of the rules."""
     keys = (merge_keys(rows, each).to_pylist() for each in rules)
     return [{*row} - {None} for row in zip(*keys, strict=True)] or [set() for _ in range(len(rows))]
 
 
 def _distinct(rows: pa.Table, *names: str) -> list[tuple[Any, ...]]:
     distinct = rows.group_by(list(names)).aggregate([])
-    return sorted(zip(*(distinct[name].to_pylist() for name in names), strict=True))
+    return sorted(row_values(distinct, *names))
 
 
 def _blank(
     owner: Owner, input_id: InputId, places: Places, values: Mapping[str, str | bool | None]
 ) -> None:
-    """Set columns of these records' rows of bronze to other values."""
     table = tables.bronze(input_id.source)
     [here] = of_topic(input_id)
     in_order = sorted(places)

@@ -9,7 +9,8 @@ key, value and the headers before it are those of the refused record. For each s
    While `forget` erases a key, nothing is sent at all, and `forget` fences a redrive that began
    before;
 2. what was redriven is read;
-3. what is left is sent, in transactions: a crash leaves a transaction whole or not at all.
+3. what is left is sent, in transactions: a crash leaves a transaction whole or not at all. Where
+   nobody can be sure of one, all this is done again.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.columns import Int64s, int64s
+from watersmeet.core.columns import Int64s, int64s, row_values
 from watersmeet.core.dead_letters import redrive_messages
+from watersmeet.core.headers import fingerprint, redriven_offset
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import KEYED_BY, REDRIVEN_FROM, Reason, merge_keys
-from watersmeet.core.redriven import fingerprint, redriven_offset
 from watersmeet.core.repartition import murmur2
 from watersmeet.errors import ConfigurationError, TransactionTimeoutError
 from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
@@ -45,6 +46,7 @@ from watersmeet.lake.chunks import (
     records_at,
 )
 from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.history import read_history
 from watersmeet.lake.identity import differences, identity
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.lease import FORGET, check_not_changing
@@ -130,50 +132,59 @@ class Redrive:
 
     def _redrive(self, input_id: InputId, *, apply: bool) -> dict[str, Any]:
         publisher = record_publisher(self.settings, input_id.topic, REDRIVE)
-        partitions, offsets = self._refused(input_id)
-        if apply and len(offsets):
-            self._begin(publisher)
-            partitions, offsets = self._refused(input_id)  # one may have been forgotten meanwhile
-        answer: dict[str, Any] = {
+        size = TransactionSize(CHUNKS, CHUNKS)
+        found, chunks = self._left(input_id, publisher if apply else None)
+        before = found - _records(chunks)
+        sent = 0
+        while apply and chunks:
+            if not publisher.has_begun:  # another redrive may have sent some of them meanwhile
+                found, chunks = self._left(input_id, publisher)
+            sent += self._send(input_id, publisher, chunks, size)
+        return {
             "table": tables.QUARANTINE,
             **input_id._asdict(),
-            "found": len(offsets),
-            "before": 0,
-            "after": 0,
+            "found": found,
+            "before": before,
+            "after": before + sent,
         }
+
+    def _left(self, input_id: InputId, publisher: Publisher | None) -> tuple[int, list[Chunk]]:
+        """Return how many refused records there are, and those that are left to be sent.
+
+        `publisher`: it begins first, where something is to be sent.
+        """
+        partitions, offsets = self._refused(input_id)
+        if publisher is not None and len(offsets):
+            self._begin(publisher)
+            partitions, offsets = self._refused(input_id)  # one may have been forgotten meanwhile
         if not len(offsets):
-            return answer
+            return 0, []
         first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}
         refused = Refused(self.reader, input_id)
-        redriven = set(self._redriven(input_id, refused, first, is_settled=apply))
+        redriven = set(self._redriven(input_id, refused, first, is_settled=publisher is not None))
         places = zip(partitions.tolist(), offsets.tolist(), strict=True)
         is_left = np.array([place not in redriven for place in places], np.bool_)
-        answer["before"] = answer["after"] = len(offsets) - int(is_left.sum())
-        chunks = list(
-            chunks_of(
-                self.reader, input_id, tables.QUARANTINE, partitions[is_left], offsets[is_left]
-            )
-        )
-        conditions: list[Condition] = [("source", "=", input_id.source), NOT_FORGOTTEN]
-        self._check_partitions(input_id, chunks, conditions)
-        if apply:
-            answer["after"] += self._send(publisher, chunks, conditions)
-        return answer
+        left = partitions[is_left], offsets[is_left]
+        chunks = list(chunks_of(self.reader, input_id, tables.QUARANTINE, *left))
+        self._check_partitions(input_id, chunks)
+        return len(offsets), chunks
 
     def _send(
-        self, publisher: Publisher, chunks: Sequence[Chunk], conditions: Sequence[Condition]
+        self, input_id: InputId, publisher: Publisher, chunks: list[Chunk], size: TransactionSize
     ) -> int:
-        """Send the records of chunks that meet the conditions; return how many were sent."""
+        """Send chunks, one transaction after the other, while the publisher is sure of them; return
+        how many records were sent, and take them away from the chunks.
+        """
         order = [("partition", "ascending"), ("offset", "ascending")]
-        size = TransactionSize(CHUNKS, CHUNKS)
+        Lake(self.settings).durable.rely_on(map(tables.bronze, self.settings.sources))
         sent = 0
-        while chunks:
+        while chunks and publisher.has_begun:
             counts = list[int]()
 
             def messages(some: Sequence[Chunk], counts: list[int]) -> Iterator[pa.Table]:
                 """Yield a chunk's messages when they are sent: memory holds one at a time."""
                 for chunk in some:
-                    rows = read_chunk(self.reader, chunk, RECORD, conditions).sort_by(order)
+                    rows = read_chunk(self.reader, chunk, RECORD, _of(input_id)).sort_by(order)
                     counts.append(rows.num_rows)
                     yield redrive_messages(rows)
 
@@ -183,15 +194,12 @@ class Redrive:
             except TransactionTimeoutError:
                 if not size.timed_out(len(some)):
                     raise
-                self._begin(publisher)
-                continue
-            sent += sum(counts)
-            chunks = chunks[len(some) :]
+            else:
+                sent += sum(counts)
+                del chunks[: len(some)]
         return sent
 
-    def _check_partitions(
-        self, input_id: InputId, chunks: Iterable[Chunk], conditions: Sequence[Condition]
-    ) -> None:
+    def _check_partitions(self, input_id: InputId, chunks: Iterable[Chunk]) -> None:
         """Raise ConfigurationError if a record of a repartitioned source has another key by now.
 
         Where it was written by its old key, it would never meet the others of its key.
@@ -205,7 +213,7 @@ class Redrive:
         rules = rules_of(self.settings, source)
         origins = self.settings.repartitioned[source].from_topics
         for chunk in chunks:
-            rows = read_chunk(self.reader, chunk, _WHOLE, conditions)
+            rows = read_chunk(self.reader, chunk, _WHOLE, _of(input_id))
             keys = merge_keys(rows, rules).to_pylist()
             for (p, offset), key in zip(places_of(rows), keys, strict=True):
                 if key is not None and murmur2(key.encode()) % self.partitions != p:
@@ -222,7 +230,6 @@ class Redrive:
         check_not_changing(self.reader, Lake(self.settings), FORGET)
 
     def _refused(self, input_id: InputId) -> tuple[Int64s, Int64s]:
-        """Return partitions and offsets of the refused records to redrive."""
         conditions: list[Condition] = [("reason", "=", self.reason), NOT_FORGOTTEN]
         if self.since_ms is not None:
             conditions.append(("kafka_timestamp", ">=", self.since_ms))
@@ -250,10 +257,11 @@ class Redrive:
         for p, _, offset in redriven_in_bronze(self.reader, refused, bronze_ranges):
             yield p, offset
         ranges = [(p, unread[p], bounds[p][1]) for p in first]
-        skipped = self.reader.select(
-            tables.RESETS, ["partition", "from_offset", "to_offset"], of_input(input_id)
-        )
-        ranges += [tuple(row.values()) for row in skipped.to_pylist()]
+        ranges += [
+            (skip.tp.partition, skip.from_offset, skip.to_offset)
+            for skip in read_history(self.reader, self.settings).skips
+            if skip.tp.input == input_id
+        ]
         for p, since, until in ranges:
             if p in first:
                 begin = max(since, first[p] + 1, bounds[p][0])
@@ -266,6 +274,14 @@ class Redrive:
     @cached_property
     def _cluster(self) -> Cluster:
         return Cluster(self.settings.kafka)
+
+
+def _of(input_id: InputId) -> list[Condition]:
+    return [("source", "=", input_id.source), NOT_FORGOTTEN]
+
+
+def _records(chunks: Iterable[Chunk]) -> int:
+    return sum(len(offsets) for chunk in chunks for offsets in chunk.offsets.values())
 
 
 class Refused:
@@ -337,9 +353,7 @@ def _claims(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:
     Each is given as partition, offset, the offset of the record that it was, and how many headers
     that one had.
     """
-    for partition, at, headers in zip(
-        *(rows[name].to_pylist() for name in ("partition", "offset", "headers")), strict=True
-    ):
+    for partition, at, headers in row_values(rows, "partition", "offset", "headers"):
         header_pairs = [(header["key"], header["value"]) for header in headers or ()]
         claim = redriven_offset(topic, partition, at, header_pairs)
         if claim is not None:

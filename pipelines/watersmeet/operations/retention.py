@@ -12,9 +12,11 @@ of bronze, records and refused records. Rows that are still needed stay:
 - in bronze, the rows of redriven records as long as it has the refused ones, since they alone say
   that these were redriven.
 
-Records are deleted up to the end of a batch, so that what is left can be derived again
-(`lake.retention_bounds`); after a reset, only what was merged since. A floor is written first, then
-the rows below it are deleted. What a crash leaves is deleted the next time.
+Records are deleted up to a base (`lake.bases`), so that what is left can be derived again; after a
+reset, only what was merged since. Of silver, what a derivation from the newest base on may need
+stays, too: the merge records that late records may still correct. A floor is decided first, then
+the rows below it are deleted. What a crash leaves is deleted the next time, and so are bases that
+are replaced or were not decided.
 
 Rows of `erased` go once Kafka no longer has their offsets, whatever `keep` says.
 
@@ -29,23 +31,32 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final, TypeAlias
 
+from watersmeet.core.columns import MAX_TIME, NULL_TIME
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.plan import BatchPlan, TopicPartition
 from watersmeet.core.recovery import read_again_from
 from watersmeet.core.sequence import CORRECTED, MERGED, clock_of
+from watersmeet.core.tenants import Cut
+from watersmeet.errors import ConfigurationError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
+from watersmeet.lake.bases import (
+    Base,
+    Floors,
+    bases_of,
+    floors_of,
+    read_bases,
+    read_state,
+)
 from watersmeet.lake.chunks import NOT_FORGOTTEN
-from watersmeet.lake.commits import DELETING
-from watersmeet.lake.conflicts import suppress_conflict
-from watersmeet.lake.epochs import Epochs, longest_ms, read_epochs, unsettled_from
-from watersmeet.lake.generations import Generation, read_generations
-from watersmeet.lake.inputs import of_input, of_topic
+from watersmeet.lake.commits import DELETING, suppress_conflict
+from watersmeet.lake.epochs import Epochs, longest_ms, needed_ms, unsettled_from
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.inputs import of_input, of_topic, topic_partition
+from watersmeet.lake.journal import ERASED, FLOOR, read_journal
 from watersmeet.lake.maintenance import FILE_BYTES
-from watersmeet.lake.order import may_be_beyond, with_message
-from watersmeet.lake.progress import last_batch
+from watersmeet.lake.progress import last_batch, read_batches
 from watersmeet.lake.published import last_tails
-from watersmeet.lake.retention_bounds import batch_ends, read_retention_bounds
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
@@ -54,27 +65,18 @@ from watersmeet.lake.table_reader import (
     in_portions,
     row_count,
 )
+from watersmeet.lake.unpublished import may_be_beyond, with_message
 from watersmeet.operations.redrive import Refused, redriven_in_bronze
 from watersmeet.running.dead_letters import unsent
-from watersmeet.running.owner import Owner, now_ms
+from watersmeet.running.owner import Owner
+from watersmeet.running.saving import save_last_state
 from watersmeet.settings import KeepSettings, Settings
-
-_OF_SILVER: Final = {
-    tables.SILVER: ("timed_out", "last_event_time"),
-    tables.LATE: ("late", "position"),
-    tables.DUPLICATES: ("duplicate", "event_time"),
-    tables.EXCESS: ("excess", "event_time"),
-    tables.PASSED: ("passed", "position"),
-    tables.CORRECTIONS: ("correction", "last_event_time"),
-}
-"""The rows of silver that end, by the name that their floor has: their status, and the column by
-which their age is counted.
-"""
 
 _REFUSED: Final = [("reason", "is not null", None)]
 
-_Floors: TypeAlias = dict[tuple[str, int], tuple[int | None, int | None]]
-"""By table and partition, where it begins: the end of a batch, or a time (ms)."""
+_Terms: TypeAlias = list[Sequence[Condition]]
+_Positions: TypeAlias = Mapping[TopicPartition, int | None]
+_NO_FLOORS: Final = Floors(-1, {})
 
 SHARE = 8
 """A run deletes rows once they are an eighth of their table, or of a file, so that at most eight
@@ -93,9 +95,12 @@ def expire(
     owner has taken the table.
     """
     reader = owner.engine.reader
-    floors: _Floors = {}
+    floors = _NO_FLOORS
+    kept: Where = ()
     if table == tables.ERASED:
-        terms = _places_kafka_lacks(reader, settings)
+        terms, kept = _places_kafka_lacks(reader, settings)
+    elif table == tables.BASES:
+        terms = _replaced_bases(reader)
     elif (
         not tables.has_records(table)
         or settings.keep == KeepSettings()
@@ -103,46 +108,52 @@ def expire(
     ):
         return
     else:
-        generation = read_generations(reader, settings).newest
+        history = owner.history(settings)
+        generation = history.generations.newest
         if last.batch < generation.from_batch:  # after a reset, the clock may be an earlier one
             return
-        old = _Old(reader, settings, last, generation)
-        terms, floors = old.of_silver() if table == tables.SILVER else old.of_bronze(table)
+        if not only_if_worthwhile:  # a run has done so after its batches
+            save_last_state(owner, settings, generation, last.batch)
+        bases = read_bases(reader, generation)
+        old = _Old(reader, settings, last, generation, history.epochs, bases)
+        terms, floors = old.of(table)
     rows = sum(row_count(reader, table, portion) for portion in in_portions(terms))
     if rows and (not only_if_worthwhile or _is_worth_it(reader, table, rows)):
-        _note(owner, table, floors)
+        if table == tables.ERASED:
+            owner.decide(ERASED, {"last": _last_erased(reader, kept)})
+        _decide(owner, table, floors)
         for portion in in_portions(terms):
             with suppress_conflict():
                 owner.change(table, DELETING, partial(owner.engine.delete, table, portion))
 
 
-def _note(owner: Owner, table: str, floors: _Floors) -> None:
-    """Write the floors of a table that lie further on than those that are there."""
+def _decide(owner: Owner, table: str, floors: Floors) -> None:
+    """Decide the floors of a table that lie further on than those that are there."""
     owner.last_number(table, DELETING)  # raises where a later owner has come
-    existing = read_retention_bounds(owner.engine.reader)
-    now = now_ms()
-    rows = [
-        (name, p, batch, time, now)
-        for (name, p), (batch, time) in sorted(floors.items())
-        if (batch is not None and batch > existing.batches.get(p, -1))
-        or (time is not None and time > existing.times.get((name, p), 0))
+    existing = floors_of(read_journal(owner.engine.reader))
+    times = [
+        (name, p, time)
+        for (name, p), time in sorted(floors.times.items())
+        if time > existing.times.get((name, p), 0)
     ]
-    if rows:
-        owner.engine.append(tables.FLOORS, owner.engine.lake.layout[tables.FLOORS].rows(rows))
+    if times or floors.base > existing.base:
+        owner.decide(FLOOR, {"base": floors.base, "times": times})
 
 
 def _is_worth_it(reader: TableReader, table: str, rows: int) -> bool:
-    """Return True if this many rows are a worthwhile share of their table, or of a file."""
     file_rows = FILE_BYTES // max(1, reader.row_bytes(table))
     return rows * SHARE >= min(row_count(reader, table), file_rows)
 
 
-def _places_kafka_lacks(reader: TableReader, settings: Settings) -> list[Sequence[Condition]]:
-    """Return conditions for places of erased records that Kafka no longer has: nothing reads them
-    again.
+def _places_kafka_lacks(
+    reader: TableReader, settings: Settings
+) -> tuple[list[Sequence[Condition]], list[Sequence[Condition]]]:
+    """Return conditions for places of erased records that Kafka no longer has, since nothing reads
+    them again; and for all others.
     """
     cluster = Cluster(settings.kafka)
     terms = list[Sequence[Condition]]()
+    kept: list[Sequence[Condition]] = [[("source", "is null", None)]]
     for input_id in settings.inputs:
         places = reader.summary(
             tables.ERASED, ["partition"], {"first": ("min", "offset")}, of_input(input_id)
@@ -153,31 +164,95 @@ def _places_kafka_lacks(reader: TableReader, settings: Settings) -> list[Sequenc
             begin, _ = bounds[p]
             if first < begin:
                 terms += of_input(input_id, [[("partition", "=", p), ("offset", "<", begin)]])
-    return terms
+            kept += of_input(input_id, [[("partition", "=", p), ("offset", ">=", begin)]])
+    return terms, kept
+
+
+def _last_erased(reader: TableReader, kept: Where) -> int:
+    """Return the time (epoch ms) of the last rows of `erased` that stay; 0 without any."""
+    last = {"last": ("max", "erased_at")}
+    of_portions = [
+        reader.summary(tables.ERASED, [], last, portion)["last"][0].as_py()
+        for portion in in_portions(list(kept))
+    ]
+    return max((time for time in of_portions if time is not None), default=0)
+
+
+def _replaced_bases(reader: TableReader) -> _Terms:
+    """Return conditions for the bases that nobody reads any more, or that were not decided."""
+    kept = [base.number for base in bases_of(read_journal(reader))]
+    return [[("_base", "not in", kept)]] if kept else [[("_base", "is not null", None)]]
 
 
 @dataclass
 class _Old:
-    """The rows of a lake that are old enough and no longer needed, after its `last` batch."""
+    """The rows of a lake that are old enough and no longer needed, after its `last` batch.
+
+    `bases`: those of the generation.
+    """
 
     reader: TableReader
     settings: Settings
     last: BatchPlan
     generation: Generation
+    epochs: Epochs
+    bases: Sequence[Base]
 
-    def of_silver(self) -> tuple[list[Sequence[Condition]], _Floors]:
-        """Return conditions for old rows of silver, and the floors where its rows begin then."""
-        terms = list[Sequence[Condition]]()
-        floors: _Floors = {}
-        for name, (status, column) in _OF_SILVER.items():
-            keep = self.settings.keep
+    def of(self, table: str) -> tuple[_Terms, Floors]:
+        """Return conditions for old rows of a table, and the floors where its rows begin then; none
+        where silver's owner has deleted a base meanwhile.
+        """
+        try:
+            return self.of_silver() if table == tables.SILVER else self.of_bronze(table)
+        except ConfigurationError:
+            if read_bases(self.reader, self.generation) == self.bases:
+                raise
+            return [], _NO_FLOORS
+
+    def of_silver(self) -> tuple[_Terms, Floors]:
+        """Return conditions for old rows of silver, and the floors where its rows begin then.
+
+        What came after the last base can still be derived again, and history begins with the first
+        base of which that is so.
+        """
+        terms: _Terms = []
+        times: dict[tuple[str, int], int] = {}
+        if not self.bases:
+            return terms, _NO_FLOORS
+        reach_ms = needed_ms(self.epochs)
+        needed_since = [
+            _least(*({tp.partition: (at or 0) - reach_ms} for tp, at in ends.items()))
+            for ends in self._ends
+        ]
+        for status, (_, column) in tables.STATUSES.items():
+            if column is None:
+                continue
+            name, keep = tables.STATUSES[status].floor, self.settings.keep
             keep_ms = keep.late_ms if name == tables.LATE else keep.silver_ms
-            for p, limit in self._limits(keep_ms, partial(self._needed_of, name)).items():
-                terms.append([("status", "=", status), ("partition", "=", p), (column, "<", limit)])
-                floors[name, p] = None, limit
-        return terms, floors
+            limits = self._limits(keep_ms, partial(self._needed_of, name))
+            for p, limit in _least(limits, needed_since[-1]).items():
+                if p in limits:
+                    terms.append(
+                        [("status", "=", status), ("partition", "=", p), (column, "<", limit)]
+                    )
+                    times[name, p] = limit
+        number = next(
+            base.number
+            for base, needed in zip(self.bases, needed_since, strict=True)
+            if all(time <= needed.get(p, time) for (_, p), time in times.items())
+        )
+        return terms, Floors(number, times)
 
-    def of_bronze(self, table: str) -> tuple[list[Sequence[Condition]], _Floors]:
+    @cached_property
+    def _ends(self) -> list[_Positions]:
+        """The positions (ms) of all topic-partitions at each base; None before the first record."""
+        batches = read_batches(self.reader, {base.batch for base in self.bases})
+        return [
+            {tp: cursor.position for tp, cursor in batches[base.batch].cursors().items()}
+            for base in self.bases
+        ]
+
+    def of_bronze(self, table: str) -> tuple[_Terms, Floors]:
         """Return conditions for old rows of a bronze table, and the floors where it begins then.
 
         At the end of the batch that is the floor, every position is older than the limit.
@@ -185,15 +260,21 @@ class _Old:
         keep = self.settings.keep
         inputs = of_source(self.settings.inputs, table.removeprefix(tables.bronze("")))
         limits = self._limits(keep.bronze_ms)
-        batches = self._batches_before(limits)
-        ends = batch_ends(self.reader, batches)
-        terms = list[Sequence[Condition]]()
+        bases = self._bases_before(limits)
+        ends = {}
+        for base in {*bases.values()}:
+            state = read_state(self.reader, self.epochs, base)
+            for tp in (tp for tp in state.cursors if bases.get(tp.partition) == base):
+                cut = state.cuts.get(tp, Cut(state.cursors[tp].next_offset, NULL_TIME))
+                waiting = self._first_waiting.get(tp, cut.until)
+                ends[tp] = min(state.cursors[tp].next_offset, cut.until, waiting)
+        terms: _Terms = []
         for input_id in inputs:
             input_ends = {tp.partition: end for tp, end in ends.items() if tp.input == input_id}
             redriven = _redriven(self.reader, input_id, input_ends)
             for p, end in sorted(input_ends.items()):
                 terms += of_topic(input_id, _below(p, end, limits[p], redriven.get(p, ())))
-        floors: _Floors = {(table, p): (batch, None) for p, batch in batches.items()}
+        times: dict[tuple[str, int], int] = {}
         needed = partial(self._first_not_sent, tables.QUARANTINE, "kafka_timestamp")
         for p, limit in self._limits(keep.quarantine_ms, needed).items():
             for input_id in inputs:
@@ -201,8 +282,8 @@ class _Old:
                 here: list[Condition] = [("partition", "=", p), ("offset", "<", end)]
                 old = [*here, *_REFUSED, ("kafka_timestamp", "<", limit)]
                 terms += of_topic(input_id, [old])
-            floors[tables.QUARANTINE, p] = None, limit
-        return terms, floors
+            times[tables.QUARANTINE, p] = limit
+        return terms, Floors(max((base.number for base in bases.values()), default=-1), times)
 
     def _limits(
         self, keep_ms: int | None, needed: Callable[[], Mapping[int, int]] = dict
@@ -218,7 +299,6 @@ class _Old:
         return {p: min(limit, first.get(p, limit)) for p, limit in sorted(limits.items())}
 
     def _needed_of(self, name: str) -> dict[int, int]:
-        """Return, by partition, the time (ms) from which rows of silver are needed."""
         found = [self._needed_to_correct(name)]
         if name == tables.SILVER:
             found += [self._unpublished, self._published_again]
@@ -229,15 +309,21 @@ class _Old:
         return _least(*found)
 
     @cached_property
-    def _epochs(self) -> Epochs:
-        return read_epochs(self.reader, self.settings)
+    def _first_waiting(self) -> dict[TopicPartition, int]:
+        """By topic-partition, the first offset of records that wait for their tenants: the first
+        batch of an epoch reads them once more.
+        """
+        by = ["source", "topic", "partition"]
+        where: Where = [[("status", "=", "waiting")]]
+        rows = self.reader.summary(tables.SILVER, by, {"first": ("min", "offset")}, where)
+        return {topic_partition(row): row["first"] for row in rows.to_pylist()}
 
     @property
     def _published_again(self) -> dict[int, int]:
         """By partition, the first time (ms) of rows that could be published again: their records,
         merged anew after a reset to earlier offsets, could sort behind the last message.
         """
-        longest = longest_ms(self._epochs)
+        longest = longest_ms(self.epochs)
         tails = last_tails(self.reader, MERGED)
         return {p: read_again_from(clock_of(tail.place), longest) for p, tail in tails.items()}
 
@@ -254,19 +340,20 @@ class _Old:
         firsts = {name: ("min", name) for name in ("event_time", "closed_at")}
         rows = self.reader.summary(tables.SILVER, ["partition"], firsts, where).to_pylist()
         recovery_times = {
-            row["partition"]: read_again_from(row["closed_at"], longest_ms(self._epochs))
+            row["partition"]: read_again_from(row["closed_at"], longest_ms(self.epochs))
             for row in rows
             if row["closed_at"] is not None
         }
         return _least({row["partition"]: row["event_time"] for row in rows}, recovery_times)
 
     def _first_correction(self) -> dict[int, int]:
-        """Return, by partition, the smallest last event time (ms) of corrections that may be
-        unpublished.
+        """Return, by partition, the smallest last event time (ms) of corrections that may be still
+        to be published.
         """
         beyond = may_be_beyond(CORRECTED, last_tails(self.reader, CORRECTED), self.last.clocks)
         values = {"first": ("min", "last_event_time")}
-        rows = self.reader.summary(tables.CORRECTIONS, ["partition"], values, beyond)
+        where = [[*with_message(CORRECTED), *term] for term in beyond]
+        rows = self.reader.summary(tables.CORRECTIONS, ["partition"], values, where)
         return by_partition(rows, "first")
 
     def _needed_to_correct(self, name: str) -> dict[int, int]:
@@ -281,10 +368,10 @@ class _Old:
         firsts = {column: ("min", column) for column in ("position", "event_time")}
         of_generation: Condition = ("generation", "=", self.generation.number)
         where = [
-            [of_generation, ("partition", "=", p), ("u", ">=", unsettled_from(self._epochs, clock))]
+            [of_generation, ("partition", "=", p), ("u", ">=", unsettled_from(self.epochs, clock))]
             for p, clock in sorted(self.last.clocks.items())
         ]
-        longest = longest_ms(self._epochs)
+        longest = longest_ms(self.epochs)
         needed: dict[int, int] = {}
         for portion in in_portions(where):
             for row in self.reader.summary(tables.LATE, ["partition"], firsts, portion).to_pylist():
@@ -304,45 +391,37 @@ class _Old:
         rows = self.reader.summary(view, ["partition"], {"first": ("min", column)}, where)
         return by_partition(rows, "first")
 
-    def _batches_before(self, limits: Mapping[int, int]) -> dict[int, int]:
-        """Return, by partition, the batch up to whose end bronze may go: the last one at whose end
-        every source's position is before the limit, and before all that is needed.
-
-        It is no batch before an earlier floor: a crash may have left rows, or another source's
-        owner has written it.
+    def _bases_before(self, limits: Mapping[int, int]) -> dict[int, Base]:
+        """Return, by partition, the base up to which bronze may go: the last one at which every
+        source's position is before the limit, and before all that is needed.
         """
         if not limits:
             return {}
-        longest = longest_ms(self._epochs)
+        longest = longest_ms(self.epochs)
         closed = {p: clock - longest for p, clock in self.last.clocks.items()}
         unsent_times = self._first_not_sent(tables.LATE, "position")
         bounds = _least(limits, closed, self._unpublished, unsent_times)
-        first = self.generation.from_batch
-        last_batches = {
-            p: batch
-            for p, batch in read_retention_bounds(self.reader).batches.items()
-            if batch >= first and p in limits
-        }
-        for portion in in_portions(sorted(limits)):
-            where = [
-                [("partition", "=", p), ("batch", ">=", first), ("position", "<", bounds[p])]
-                for p in portion
-            ]
-            by = ["partition", "source", "topic"]
-            rows = self.reader.summary(tables.PROGRESS, by, {"last": ("max", "batch")}, where)
-            for p in portion:
-                batches = [row["last"] for row in rows.to_pylist() if row["partition"] == p]
-                if len(batches) == len(self.settings.inputs):
-                    last_batches[p] = max(min(batches), last_batches.get(p, -1))
-        return last_batches
+        before: dict[int, Base] = {}
+        for base, ends in zip(self.bases, self._ends, strict=True):
+            last = _greatest(ends)
+            before |= {p: base for p in limits if last.get(p, MAX_TIME) < bounds[p]}
+        return before
 
 
 def _least(*times: Mapping[int, int]) -> dict[int, int]:
-    """Return, by partition, the smallest of these times (ms)."""
     least: dict[int, int] = {}
     for p, time in (item for each in times for item in each.items()):
         least[p] = min(time, least.get(p, time))
     return least
+
+
+def _greatest(positions: _Positions) -> dict[int, int]:
+    """Return, by partition, the greatest of these positions (ms); `MAX_TIME` where one is None."""
+    greatest: dict[int, int] = {}
+    for tp, position in positions.items():
+        at = MAX_TIME if position is None else position
+        greatest[tp.partition] = max(at, greatest.get(tp.partition, at))
+    return greatest
 
 
 def _below(partition: int, end: int, limit_ms: int, redriven: Collection[int]) -> Where:

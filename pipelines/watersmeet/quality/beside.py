@@ -1,6 +1,4 @@
-"""Checks beside a run, each after a number of batches of silver, in a thread of their own: no batch
-waits for them.
-"""
+"""Checks beside a run, each after a number of batches of silver: no batch waits for them."""
 
 from __future__ import annotations
 
@@ -24,13 +22,10 @@ LOOK_EVERY_S: Final = 0.5
 
 
 class Checker:
-    """An observer of a run that checks the suites of a configuration after `every` batches of
-    silver.
+    """An observer that checks the suites after `every` batches of silver, earlier ones included.
 
-    It counts the batches, and with them those that an earlier run left unchecked. A suite that
-    fails is reported in the log and to the observers, and stops nothing. Nor does a check that
-    fails, which is tried again after as many batches. Raises ConfigurationError where a suite is
-    wrong, and WatersmeetError where Great Expectations is not installed.
+    Nothing stops where a suite or a check fails; a check is tried again after as many batches.
+    Raises ConfigurationError for a wrong suite, and WatersmeetError without Great Expectations.
     """
 
     def __init__(
@@ -54,10 +49,7 @@ class Checker:
                 self._batches += 1
 
     def follow(self, stopping: threading.Event) -> None:
-        """Check whenever a check is due.
-
-        What no check has looked at when the run ends is left for the next run.
-        """
+        """Check whenever a check is due; what is left at the end of the run is the next one's."""
         is_counted = False
         while not stopping.wait(LOOK_EVERY_S):
             try:
@@ -94,12 +86,13 @@ class Checker:
                 log.warning(
                     "%s: the suite %s is not met: %s", result.table, result.suite, sentences
                 )
-        expectations = sum(len(result.outcomes) for result in done.results)
+        checked = sum(len(result.outcomes) for result in done.results)
         not_met = sum(len(result.failed) for result in done.results)
-        news = (
-            f"{expectations} expectations checked up to version {done.version} of silver, "
-            f"{not_met} not met"
-        )
+        news = f"{checked} expectations checked up to version {done.version} of silver, "
         self._reporter.notify(
-            "quality", news, expectations=expectations, failed=not_met, version=done.version
+            "quality",
+            f"{news}{not_met} not met",
+            expectations=checked,
+            failed=not_met,
+            version=done.version,
         )

@@ -1,6 +1,4 @@
-"""One check: every suite on what is new in its table since the suite's last check, and the outcome
-of each expectation.
-"""
+"""One check: every suite on what is new in its table since its last check."""
 
 from __future__ import annotations
 
@@ -56,9 +54,8 @@ class SuiteResult:
 class Check:
     """A check at a time (epoch ms), and its results.
 
-    - `version`: the last one of silver that was looked at, None before the first batch.
-    - `nothing_new`: tables without a new batch.
-    - `skipped`: by table why it was not looked at.
+    `version`: silver's last one that was looked at (None before the first batch). `nothing_new`:
+    tables without a new batch. `skipped`: by table, why it was not looked at.
     """
 
     checked_at: int
@@ -74,33 +71,20 @@ class Check:
 
     def checked(self) -> list[Checked]:
         """Return the results as rows of the table `quality`."""
+        at = self.checked_at
         return [
-            Checked(
-                self.checked_at,
-                result.suite,
-                result.table,
-                result.version,
-                outcome.expectation,
-                outcome.success,
-                outcome.unexpected,
-                result.rows,
-            )
-            for result in self.results
-            for outcome in result.outcomes
+            Checked(at, r.suite, r.table, r.version, o.expectation, o.success, o.unexpected, r.rows)
+            for r in self.results
+            for o in r.outcomes
         ]
 
     def document(self) -> dict[str, Any]:
         """Return the answer of `check --json`."""
         outcomes = [outcome for result in self.results for outcome in result.outcomes]
-        results = [
-            {
-                **row._asdict(),
-                "observed": outcome.observed,
-                "trouble": outcome.trouble,
-                "examples": list(outcome.examples),
-            }
-            for row, outcome in zip(self.checked(), outcomes, strict=True)
-        ]
+        results = []
+        for row, outcome in zip(self.checked(), outcomes, strict=True):
+            found = {"observed": outcome.observed, "trouble": outcome.trouble}
+            results.append({**row._asdict(), **found, "examples": list(outcome.examples)})
         return {
             "ok": self.ok,
             "checked_at": self.checked_at,
@@ -120,16 +104,13 @@ def check(
     since: int | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Check:
-    """Check what is new since the last check of each suite, or since a version of silver, and add
-    the results to `quality`.
+    """Check what is new since each suite's last check, or a version; add results to `quality`.
 
-    All else is only read. Where the check is to stop, what was not looked at yet is left for the
-    next one. Raises ConfigurationError where silver has no such version, or a table no column that
-    an expectation is about, and what `evaluate` raises.
+    Where it is to stop, the rest is left for the next check. Raises ConfigurationError for a
+    version or a column that there is not, and what `evaluate` raises.
     """
     for suite in suites:
-        # A suite that Great Expectations does not take is reported before anything is read.
-        _ = suite.expectations
+        _ = suite.expectations  # one that is wrong is reported before anything is read
     if missing := missing_columns(settings, suites):
         raise ConfigurationError(*missing[0])
     reader = engine.reader
@@ -163,10 +144,7 @@ def check(
 
 
 def unchecked(reader: TableReader, suites: Sequence[Suite]) -> int:
-    """Return how many batches of silver some suite has not looked at yet.
-
-    Gold may be behind, so the sink does not count.
-    """
+    """Return how many batches of silver some suite, but for the sink's, has not looked at yet."""
     in_lake = [suite for suite in suites if suite.table != SINK]
     after = min(after for _, after in _grouped(reader, in_lake, None))
     return sum(batch > after for batch in read_batches(reader, after).offsets)
@@ -175,9 +153,7 @@ def unchecked(reader: TableReader, suites: Sequence[Suite]) -> int:
 def _grouped(
     reader: TableReader, suites: Sequence[Suite], since: int | None
 ) -> dict[tuple[str, int], list[Suite]]:
-    """Return suites by their table and the batch after which they look at it: those of one group
-    read the same rows.
-    """
+    # Suites of one table and the batch after which they look read the same rows.
     versions = last_versions(reader) if since is None else {}
     after = {version: batch_at(reader, version) for version in {since, *versions.values()}}
     groups: dict[tuple[str, int], list[Suite]] = {}
@@ -198,10 +174,10 @@ def _results(
 ) -> list[SuiteResult]:
     row_count = 0
     outcomes = list[list[Outcome]]()
+    names = coordinates(table, settings.hidden_names)
     chunks: Iterable[Span] = [span]
     if table not in _EVERY_TIME:
         chunks = batches.chunks(span, chunk_limit(engine.reader, settings))
-    names = coordinates(table, settings.hidden_names)
     for chunk in chunks:
         with engine.cached(rows_of(engine, settings, table, chunk, now_ms)) as rows:
             row_count += engine.summary(rows, [], {"rows": ("count", "*")})["rows"][0].as_py()
@@ -217,5 +193,4 @@ def _results(
 
 
 def _joined(outcomes: Sequence[Outcome], later: Sequence[Outcome]) -> list[Outcome]:
-    """Return the outcomes of a suite on two chunks of rows as those of both together."""
     return [first.joined(second) for first, second in zip(outcomes, later, strict=True)]

@@ -1,31 +1,27 @@
-"""The evaluation of expectations on some rows: Great Expectations on a pandas frame in memory, or
-on a Spark DataFrame.
-"""
+"""The evaluation of expectations by Great Expectations, on a pandas frame or a DataFrame."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from watersmeet.audit.show import utc
-from watersmeet.quality.suites import PLACE, Suite, load_great_expectations, sentence_of
+from watersmeet.core.times import utc
+from watersmeet.quality.suites import PLACE, Suite, sentence_of
 
 if TYPE_CHECKING:
     from great_expectations.datasource.fluent.interfaces import Batch
 
 EXAMPLES: Final = 10
-"""Maximum number of rows against an expectation that are kept, to be shown."""
+"""Maximum number of rows against an expectation that are shown."""
 
 PAYLOAD: Final = frozenset(["key", "value", "detail"])
-"""Columns that hold what the records' senders wrote: their content is never shown. Lists are not
-shown either.
-"""
+"""Columns whose content, which is the senders', is never shown; nor are lists."""
 
 _LONGEST: Final = 60
 
@@ -37,12 +33,9 @@ _KIND: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception))\b", re.MULTILINE
 class Outcome(NamedTuple):
     """The outcome of one expectation.
 
-    - `unexpected`: how many rows are against it; None where it is not about rows, or could not be
-      checked.
-    - `observed`: what was found, for one that is not about rows.
-    - `trouble`: why it could not be checked.
-    - `examples`: some rows that are against it, with the columns by which a row is found, and those
-      that the expectation is about.
+    `unexpected`: how many rows are against it, if it is about rows and could be checked; else
+    `observed`: what was found, or `trouble`: why it could not. `examples`: rows against it, with
+    the columns by which one is found, and those that it is about.
     """
 
     expectation: str
@@ -53,9 +46,7 @@ class Outcome(NamedTuple):
     examples: Sequence[dict[str, str]] = ()
 
     def joined(self, other: Outcome) -> Outcome:
-        """Return this outcome and that of another chunk of rows as one: a success where both are,
-        with the counts added.
-        """
+        """Return two chunks' outcomes as one: a success where both are, with the counts added."""
         counts = [count for count in (self.unexpected, other.unexpected) if count is not None]
         worse = other if self.success else self
         return Outcome(
@@ -69,34 +60,26 @@ class Outcome(NamedTuple):
 
 
 def evaluate(rows: Any, suites: Sequence[Suite], coordinates: Sequence[str]) -> list[list[Outcome]]:
-    """Return by suite the outcomes of its expectations, in their order.
+    """Return by suite the outcomes of its expectations; one on a missing column fails.
 
-    Whatever is broken, there is an outcome: an expectation on a missing column fails. `rows`: an
-    Arrow table or a DataFrame (which is read several times); they are only read, and nothing of
-    them is kept. `coordinates`: the columns by which people find a row. Raises ConfigurationError
-    where Great Expectations does not take an expectation, and WatersmeetError where it is not
-    installed.
+    `rows`: an Arrow table or a DataFrame (read several times). `coordinates`: the columns by which
+    people find a row. Raises ConfigurationError for an expectation that Great Expectations does not
+    take, and WatersmeetError without it.
     """
-    load_great_expectations()
-    expectations = [suite.expectations for suite in suites]
+    for suite in suites:
+        _ = suite.expectations  # what is wrong is reported before anything is read
     batch = _as_batch(rows)
     columns = rows.column_names if isinstance(rows, pa.Table) else rows.columns
     existing = [name for name in coordinates if name in columns]
-    return [
-        _outcomes(suite, _validate(batch, suite_expectations, existing), existing)
-        for suite, suite_expectations in zip(suites, expectations, strict=True)
-    ]
-
-
-def _outcomes(suite: Suite, results: Sequence[Any], coordinates: Sequence[str]) -> list[Outcome]:
-    return [_outcome(suite, number, result, coordinates) for number, result in enumerate(results)]
+    outcomes = []
+    for suite in suites:
+        results = zip(suite.documents, _validate(batch, suite.expectations, existing), strict=True)
+        outcomes.append([_outcome(document, result, existing) for document, result in results])
+    return outcomes
 
 
 def _as_batch(rows: Any) -> Batch:
-    """Return rows as a batch in a context that lives in memory.
-
-    They are not persisted: Spark would keep a copy of them until the session ends.
-    """
+    # In memory, and not persisted: Spark would keep a copy until the session ends.
     from great_expectations import get_context
     from great_expectations.data_context.types.base import ProgressBarsConfig
 
@@ -104,18 +87,17 @@ def _as_batch(rows: Any) -> Batch:
         context = get_context(mode="ephemeral")
         context.variables.progress_bars = ProgressBarsConfig(globally=False)
         if isinstance(rows, pa.Table):
-            in_memory = context.data_sources.add_pandas("lake").add_dataframe_asset("rows")
-            return in_memory.add_batch_definition_whole_dataframe("now").get_batch(
-                {"dataframe": rows.to_pandas()}
-            )
-        by_spark = context.data_sources.add_spark("lake", persist=False).add_dataframe_asset("rows")
-        return by_spark.add_batch_definition_whole_dataframe("now").get_batch({"dataframe": rows})
+            rows = rows.to_pandas()
+            source: Any = context.data_sources.add_pandas("lake")
+        else:
+            source = context.data_sources.add_spark("lake", persist=False)
+        definition = source.add_dataframe_asset("rows").add_batch_definition_whole_dataframe("now")
+        batch: Batch = definition.get_batch({"dataframe": rows})
+        return batch
 
 
 def _validate(batch: Batch, expectations: Iterable[Any], coordinates: Sequence[str]) -> list[Any]:
-    """Return a result for each expectation, in their order: Great Expectations returns them in an
-    order of its own.
-    """
+    # Great Expectations returns results in an order of its own.
     from great_expectations import ExpectationSuite
 
     result_format: Any = {"result_format": "SUMMARY", "partial_unexpected_count": EXAMPLES}
@@ -127,11 +109,10 @@ def _validate(batch: Batch, expectations: Iterable[Any], coordinates: Sequence[s
     return sorted(results, key=lambda result: int((result.expectation_config.meta or {})[PLACE]))
 
 
-def _outcome(suite: Suite, number: int, result: Any, coordinates: Sequence[str]) -> Outcome:
+def _outcome(document: Mapping[str, Any], result: Any, coordinates: Sequence[str]) -> Outcome:
     facts = dict(result.result)
     success = bool(result.success)
-    unexpected = None
-    observed = None
+    unexpected = observed = None
     if "unexpected_count" in facts:
         unexpected = int(facts["unexpected_count"] or 0)  # of no rows at all, Spark's sum is null
     elif "observed_value" in facts:
@@ -139,29 +120,15 @@ def _outcome(suite: Suite, number: int, result: Any, coordinates: Sequence[str])
         observed = _shown(column, facts["observed_value"])
     trouble = None if success or facts else _trouble(result.exception_info)
     examples = (facts.get("partial_unexpected_index_list") or [])[:EXAMPLES]
-    return Outcome(
-        sentence_of(suite.documents[number]),
-        success,
-        unexpected,
-        observed,
-        trouble,
-        [_example(row, coordinates) for row in examples],
-    )
+    shown = [_example(row, coordinates) for row in examples]
+    return Outcome(sentence_of(document), success, unexpected, observed, trouble, shown)
 
 
 def _trouble(exception_info: Any) -> str | None:
-    """Return the kind of error for which an expectation could not be checked; its message may show
-    values.
-    """
-    parts: list[Any] = []
-    if isinstance(exception_info, dict):
-        parts = [exception_info, *exception_info.values()]
-    texts = [
-        str(part.get(name) or "")
-        for part in parts
-        if isinstance(part, dict)
-        for name in _EXCEPTION_FIELDS
-    ]
+    # Only the kind of error: its message may show values.
+    parts = [exception_info, *exception_info.values()] if isinstance(exception_info, dict) else []
+    dicts = [part for part in parts if isinstance(part, dict)]
+    texts = [str(part.get(name) or "") for part in dicts for name in _EXCEPTION_FIELDS]
     kinds = [kind for text in texts for kind in _KIND.findall(text)]
     if kinds:
         return str(kinds[-1])
@@ -169,7 +136,6 @@ def _trouble(exception_info: Any) -> str | None:
 
 
 def _example(row: dict[str, Any], coordinates: Sequence[str]) -> dict[str, str]:
-    """Return what is shown of a row, its coordinates first."""
     names = [*coordinates, *[name for name in row if name not in coordinates]]
     return {name: _shown(name, row[name]) for name in names if name in row}
 
@@ -190,9 +156,7 @@ def _shown(column: str, value: Any) -> str:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Ignore warnings inside the `with` block: Great Expectations warns of its own deprecations,
-    which nobody here can act on.
-    """
+    # Great Expectations warns of its own deprecations, which nobody here can act on.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,6 +1,4 @@
-"""A check as a page for those who own the data: what was looked at, what is expected, and which
-rows are against it.
-"""
+"""A check as a page for those who own the data: what is expected, and which rows are against it."""
 
 from __future__ import annotations
 
@@ -8,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from watersmeet.audit.page import document, facts_list
-from watersmeet.audit.show import utc
+from watersmeet.ask.page import Cell, document, facts_list, table
+from watersmeet.core.times import utc
 from watersmeet.lake import tables
 from watersmeet.lake.location import Lake
 from watersmeet.quality.check import Check, SuiteResult
@@ -28,9 +26,9 @@ h3 { font-size: 1rem }
   border-left: .4rem solid #b42318; border-radius: .5rem;
   break-inside: avoid }
 .card p { margin: .3rem 0 .5rem }
-.wide { width: 100%; margin-top: .4rem }
-.wide th, .wide td, .table th, .table td { text-align: left; white-space: normal;
-  vertical-align: top }
+.wide { max-height: none; margin-top: .4rem }
+.wide table { width: 100% }
+th, td { text-align: left; white-space: normal; vertical-align: top }
 .wide th:last-child, .wide td:last-child { text-align: right; white-space: nowrap }
 details { margin-top: .8rem }
 summary { cursor: pointer }
@@ -41,20 +39,19 @@ a { color: inherit }
 
 
 def page(check: Check, settings: Settings, last: Sequence[Mapping[str, Any]]) -> str:
-    """Return the whole page.
+    """Return the page, which has keys, coordinates and ids of rows, and no content of a record.
 
-    `last`: what the last check of each suite has found, as `lake.quality.last_results` returns it.
-    The page holds merge keys, coordinates and ids of rows, and no content of a record.
+    `last`: what the last check of each suite has found (`lake.quality.last_results`).
     """
     expectations = sum(len(result.outcomes) for result in check.results)
     facts = {
         "checked at": utc(check.checked_at),
         "lake": Lake(settings).location,
-        "looked at": "nothing"
-        if check.version is None
-        else f"everything new up to version {check.version} of silver",
+        "looked at": "nothing",
         "expectations": f"{expectations:,}",
     }
+    if check.version is not None:
+        facts["looked at"] = f"everything new up to version {check.version} of silver"
     names = list(dict.fromkeys(result.table for result in check.results))
     body = [_verdict(check, expectations), facts_list(facts)]
     if names:
@@ -87,60 +84,47 @@ def _verdict(check: Check, expectations: int) -> str:
 
 
 def _overview(names: Sequence[str], check: Check, settings: Settings) -> str:
-    """Return a line for each table."""
     lines = []
     for name in names:
         results = [result for result in check.results if result.table == name]
         failed = sum(len(result.failed) for result in results)
         expectations = sum(len(result.outcomes) for result in results)
-        title = f'<a href="#{escape(name)}">{escape(_title(name, settings)[0])}</a>'
-        lines.append(
-            (
-                title,
-                f"{max(result.rows for result in results):,}",
-                f"{expectations:,}",
-                _met(failed),
-            )
-        )
-    return _wide(("what", "rows", "expectations", "result"), lines)
+        rows = max(result.rows for result in results)
+        title = Cell(f'<a href="#{escape(name)}">{escape(_title(name, settings)[0])}</a>')
+        lines.append((title, rows, expectations, Cell(_met(failed))))
+    return table(("what", "rows", "expectations", "result"), lines, "wide")
+
+
+# By table or view what it is to people: a heading, and a sentence.
+_TITLES = {
+    tables.SILVER: ("Silver", "Merge records, and what became of all other records."),
+    tables.MERGED: (
+        "Merge records",
+        "What belongs together: the records of one key, from all sources.",
+    ),
+    tables.LATE: ("Late records", "Records that came too late to be merged."),
+    tables.PROGRESS: ("Progress", "How far each partition of each topic is, as it stands."),
+}
 
 
 def _title(name: str, settings: Settings) -> tuple[str, str]:
-    """Return what a table is to people: a heading, and a sentence."""
-    titles = {
-        tables.SILVER: (
-            "Silver",
-            "Merge records, and what became of all other records. The table silver.",
-        ),
-        tables.MERGED: (
-            "Merge records",
-            "What belongs together: the records of one key, from all sources. The view merged.",
-        ),
-        tables.LATE: ("Late records", "Records that came too late to be merged. The view late."),
-        tables.PROGRESS: (
-            "Progress",
-            "How far each partition of each topic is, as it stands. The view progress.",
-        ),
-        SINK: (
-            "Published messages",
-            f"What consumers read from the topic {settings.publish.topic}.",
-        ),
-    }
-    if name in titles:
-        return titles[name]
-    if not name.startswith(tables.bronze("")):
+    if name == SINK:
+        topic = settings.publish.topic
+        return "Published messages", f"What consumers read from the topic {topic}."
+    for source, of_source in settings.sources.items():
+        if name == tables.bronze(source):
+            topics = of_source.topics
+            where = f"the topic{'s' if len(topics) > 1 else ''} {', '.join(topics)}"
+            about = f"What was read from {where}, as it came. The table {name}."
+            return f"Records of {source}", about
+    if name not in _TITLES:
         return name.replace("_", " ").capitalize(), f"The view {name}."
-    [source] = [source for source in settings.sources if tables.bronze(source) == name]
-    topics = settings.sources[source].topics
-    where = f"the topic {topics[0]}" if len(topics) == 1 else f"the topics {', '.join(topics)}"
-    return f"Records of {source}", f"What was read from {where}, as it came. The table {name}."
+    title, about = _TITLES[name]
+    return title, f"{about} The {'table' if name == tables.SILVER else 'view'} {name}."
 
 
 def _table_of(name: str, check: Check, settings: Settings) -> Iterator[str]:
-    """Yield the section of a table: first what is not met, then each suite with what it expects.
-
-    Watersmeet's own suites come last, and are closed.
-    """
+    # First what is not met; Watersmeet's own suites come last, and are closed.
     title, about = _title(name, settings)
     results = [result for result in check.results if result.table == name]
     rows = max(result.rows for result in results)
@@ -153,98 +137,56 @@ def _table_of(name: str, check: Check, settings: Settings) -> Iterator[str]:
         yield from (_card(result, outcome) for outcome in result.failed)
     own = set(PROMISES)
     for result in sorted(results, key=lambda result: result.suite in own):
-        lines = [
-            (escape(outcome.expectation), _line(result, outcome)) for outcome in result.outcomes
-        ]
-        met = (
-            f"{len(lines) - len(result.failed):,} of {len(lines):,} "
-            f"{'is' if len(lines) == 1 else 'are'} met"
-        )
-        tag = "details" if result.suite in own else "details open"
-        note = " (what holds for every lake)" if result.suite in own else ""
-        table = _wide(("expectation", "result"), lines)
-        yield (
-            f"<{tag}><summary>Expectations of {escape(result.suite)}{note}: "
-            f"{met}</summary>{table}</details>"
-        )
+        lines = [(outcome.expectation, Cell(_line(result, outcome))) for outcome in result.outcomes]
+        verb = "is" if len(lines) == 1 else "are"
+        met = f"{len(lines) - len(result.failed):,} of {len(lines):,} {verb} met"
+        tag, note = ("details open", "")
+        if result.suite in own:
+            tag, note = ("details", " (what holds for every lake)")
+        summary = f"<summary>Expectations of {escape(result.suite)}{note}: {met}</summary>"
+        expectations = table(("expectation", "result"), lines, "wide")
+        yield f"<{tag}>{summary}{expectations}</details>"
 
 
 def _card(result: SuiteResult, outcome: Outcome) -> str:
-    """Return an expectation that is not met, as a card."""
-    parts = [f'<div class="card"><h3>{escape(outcome.expectation)}</h3>']
-    parts.append(
-        f'<p>{escape(_against(result, outcome))} <span class="small">Suite '
-        f"{escape(result.suite)}.</span></p>"
-    )
-    if outcome.examples:
-        parts.append(_examples(outcome.examples))
-        if (outcome.unexpected or 0) > len(outcome.examples):
-            parts.append(f'<p class="small">The first {len(outcome.examples)} of them.</p>')
-    return "".join([*parts, "</div>"])
+    against = escape(_against(result, outcome))
+    suite = f'<span class="small">Suite {escape(result.suite)}.</span>'
+    parts = [f"<h3>{escape(outcome.expectation)}</h3><p>{against} {suite}</p>"]
+    if rows := outcome.examples:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        parts.append(table(names, ([row.get(name, "") for name in names] for row in rows)))
+        if (outcome.unexpected or 0) > len(rows):
+            parts.append(f'<p class="small">The first {len(rows)} of them.</p>')
+    return f'<div class="card">{"".join(parts)}</div>'
 
 
 def _against(result: SuiteResult, outcome: Outcome) -> str:
     if outcome.unexpected is not None:
-        return (
-            f"{outcome.unexpected:,} of {result.rows:,} rows "
-            f"{'is' if outcome.unexpected == 1 else 'are'} against it."
-        )
+        verb = "is" if outcome.unexpected == 1 else "are"
+        return f"{outcome.unexpected:,} of {result.rows:,} rows {verb} against it."
     if outcome.trouble is not None:
         return f"It could not be checked: {outcome.trouble}."
     return "It is not met." if outcome.observed is None else f"Found instead: {outcome.observed}."
 
 
 def _line(result: SuiteResult, outcome: Outcome) -> str:
-    """Return the result of an expectation: within its limits, it may be met although some rows are
-    against it.
-    """
+    # Within its limits an expectation is met although some rows are against it.
     if outcome.success and outcome.unexpected:
-        return (
-            f'{_met(0)} <span class="small">but for {outcome.unexpected:,} of {result.rows:,} '
-            "rows</span>"
-        )
-    return _met(not outcome.success, "not met")
+        rows = f"{outcome.unexpected:,} of {result.rows:,} rows"
+        return f'{_MET} <span class="small">but for {rows}</span>'
+    return _MET if outcome.success else '<span class="no">✗ not met</span>'
 
 
-def _met(failed: int, text: str = "") -> str:
-    return (
-        f'<span class="no">✗ {text or f"{failed:,} not met"}</span>'
-        if failed
-        else '<span class="yes">✓ met</span>'
-    )
+_MET = '<span class="yes">✓ met</span>'
 
 
-def _examples(rows: Sequence[Mapping[str, str]]) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    lines = [head, *(_cells(row, names) for row in rows)]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="table"><table>{body}</table></div>'
-
-
-def _cells(row: Mapping[str, str], names: Sequence[str]) -> str:
-    return "".join(f"<td>{escape(row.get(name, ''))}</td>" for name in names)
+def _met(failed: int) -> str:
+    return f'<span class="no">✗ {failed:,} not met</span>' if failed else _MET
 
 
 def _last(last: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line for each suite and table."""
-    lines = [
-        (
-            escape(row["suite"]),
-            escape(row["table"]),
-            utc(row["checked_at"]),
-            f"{row['expectations']:,}",
-            _met(row["failed"]),
-        )
-        for row in last
-    ]
-    return _wide(("suite", "table", "checked at", "expectations", "result"), lines)
-
-
-def _wide(names: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a table of HTML cells."""
-    rows = [
-        f"<th>{'</th><th>'.join(names)}</th>",
-        *(f"<td>{'</td><td>'.join(line)}</td>" for line in lines),
-    ]
-    return '<table class="wide">' + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+    lines = []
+    for row in last:
+        result = (utc(row["checked_at"]), row["expectations"], Cell(_met(row["failed"])))
+        lines.append((row["suite"], row["table"], *result))
+    return table(("suite", "table", "checked at", "expectations", "result"), lines, "wide")

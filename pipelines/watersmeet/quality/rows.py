@@ -1,5 +1,4 @@
-"""The rows that a check looks at: those that silver's batches have handled since the last check,
-table by table.
+"""The rows that a check looks at: those that silver's batches have handled since the last check.
 
 Every table is cut by silver's batches, so that each row is seen once, whatever runs meanwhile:
 
@@ -7,7 +6,7 @@ Every table is cut by silver's batches, so that each row is seen once, whatever 
 - bronze, and of it `quarantine`, by the offsets that the batches have passed;
 - the sink by the merge records that the batches have finished.
 
-Of `progress` the last batch is looked at: a row for each topic-partition, as it stands.
+Of `progress` the last batch is looked at, as it stands.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ import pyarrow.compute as pc
 
 from watersmeet.configuration.file import known_instead
 from watersmeet.core.avro_schema import AvroSchema
-from watersmeet.core.columns import NULL_TIME, int64s, looked_up, times_ms
+from watersmeet.core.column_reading import utf8
+from watersmeet.core.columns import NULL_TIME, int64s, looked_up, one_chunk, times_ms
 from watersmeet.core.dropped_fields import dropped_fields, fields_in
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.reading import bronze_schema
 from watersmeet.core.sequence import FORGOTTEN, ID, MERGED, Tail, clock_of
-from watersmeet.core.types import TIME
+from watersmeet.core.types import TIME, schema_of
 from watersmeet.engine import Engine, Rows
 from watersmeet.errors import Problem
 from watersmeet.kafka.cluster import Cluster
@@ -39,8 +39,7 @@ from watersmeet.lake.generations import read_generations
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import lake_schemas
-from watersmeet.lake.order import beyond, with_message
-from watersmeet.lake.published import last_tails, tail_columns
+from watersmeet.lake.published import is_about, last_tails, tail_columns
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
@@ -49,15 +48,14 @@ from watersmeet.lake.table_reader import (
     in_portions,
     within,
 )
+from watersmeet.lake.unpublished import beyond, with_message
 from watersmeet.lake.views import views
 from watersmeet.quality.suites import SINK, Suite
 from watersmeet.settings import Settings
 
 CHUNK_OFFSETS = 1_000_000
 CHUNK_BYTES = 512 * 1024 * 1024
-"""Approximate number of offsets that are looked at in one go, and of bytes of bronze's files, so
-that the rows fit into memory.
-"""
+"""About how many offsets are looked at in one go, and bytes of bronze, to fit into memory."""
 
 MET: Final = "sources_met"
 DISTANCE: Final = "days_from_kafka"
@@ -83,9 +81,7 @@ _OFFSETS: Final = pa.list_(pa.struct([("offset", pa.int64())]))
 
 
 class Span(NamedTuple):
-    """A range of silver's batches: those after one of them (-1: from the first on) up to another
-    one, which is included.
-    """
+    """A range of silver's batches, `(after, until]`; -1: from the first on."""
 
     after: int
     until: int
@@ -108,9 +104,7 @@ class Batches(NamedTuple):
         return max(self.offsets, default=-1)
 
     def chunks(self, span: Span, limit: int) -> Iterator[Span]:
-        """Yield the span in chunks of up to `limit` offsets, and of one batch or more: a batch is
-        bounded by itself.
-        """
+        """Yield the span in chunks of one batch or more, of up to `limit` offsets."""
         after = span.after
         size = 0
         inside = sorted(batch for batch in self.offsets if span.after < batch <= span.until)
@@ -125,9 +119,7 @@ class Batches(NamedTuple):
 
 
 def batch_at(reader: TableReader, version: int | None) -> int:
-    """Return the last batch that a version of silver has; -1 where it has none, or cannot be read
-    any more, and for None.
-    """
+    """Return the last batch that a version of silver (None: none) has; -1 where that is unknown."""
     if version is None or not reader.exists(tables.SILVER):
         return -1
     try:
@@ -166,11 +158,10 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     """Return the rows of a table that a suite looks at, in the engine's form.
 
     - Bytes of records are text, null where they are not UTF-8.
-    - Of the parts in silver and its views only the offsets are left. `<source>_parts` says how many
-      records of a source a merge record holds, and `sources_met` of how many sources it has some.
-    - In bronze `days_from_kafka` is how far the event time lies behind Kafka's timestamp (negative:
-      before it), null where either is missing. `dropped_fields` is how many fields a value has that
-      the source's schema lacks, null without a key or a schema.
+    - Of parts in silver and its views only offsets are left. `<source>_parts` counts a source's
+      parts of a merge record, and `sources_met` the sources that it has.
+    - In bronze `days_from_kafka` is how far the event time lies behind Kafka's timestamp, and
+      `dropped_fields` how many fields a value has that the source's schema lacks; else null.
 
     Raises WatersmeetError where Kafka does not show the sink.
     """
@@ -186,22 +177,14 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     source = next(name for name in settings.sources if tables.bronze(name) == table)
     inputs = of_source(settings.inputs, source)
     ranges_by_input = {i: _merged_offsets(reader, i, span) for i in inputs}
-    where = [
-        term
-        for input_id, ranges in ranges_by_input.items()
-        for term in of_topic(input_id, within(ranges))
-    ]
+    where: list[Any] = []
+    for input_id, ranges in ranges_by_input.items():
+        where += of_topic(input_id, within(ranges))
     schema = _bronze_columns()
-    rows = engine.read(table, schema.names, where)
-    return engine.per_partition(
-        partial(
-            _within,
-            ranges_by_input=ranges_by_input,
-            value_schema=lake_schemas(reader, settings).get(source),
-        ),
-        [rows],
-        pa.schema([*schema, (DISTANCE, pa.float64()), (DROPPED, pa.int64())]),
-    )
+    value_schema = lake_schemas(reader, settings).get(source)
+    function = partial(_within, ranges_by_input=ranges_by_input, value_schema=value_schema)
+    columns = pa.schema([*schema, (DISTANCE, pa.float64()), (DROPPED, pa.int64())])
+    return engine.per_partition(function, [engine.read(table, schema.names, where)], columns)
 
 
 def columns_of(settings: Settings, table: str) -> list[str]:
@@ -220,10 +203,7 @@ def columns_of(settings: Settings, table: str) -> list[str]:
 
 
 def missing_columns(settings: Settings, suites: Sequence[Suite]) -> list[Problem]:
-    """Return a problem for each column that an expectation is about and its table does not have.
-
-    Expectations about which columns a table has are left out.
-    """
+    """Return a problem for each column that an expectation is about and its table does not have."""
     problems = []
     for suite in suites:
         existing = columns_of(settings, suite.table)
@@ -246,38 +226,26 @@ def missing_columns(settings: Settings, suites: Sequence[Suite]) -> list[Problem
 
 
 def _part_counts(sources: Iterable[str]) -> dict[str, str]:
-    """Return the column that counts a source's parts, with the source, for each of them."""
     return {f"{source}_parts": source for source in sources}
 
 
 def _silver_rows(engine: Engine, settings: Settings, table: str, span: Span) -> Rows:
-    """Return rows of silver, or of a view of it, with the offsets of their parts, and the counts
-    that these lack.
-    """
     stored = engine.lake.schema(table)
     rows = engine.read(table, stored.names, [span.where])
     sources = [source for source in settings.sources if source in stored.names]
-    counts = {
-        name: source for name, source in _part_counts(sources).items() if name not in stored.names
-    }
-    kept = pa.schema(
-        [(field.name, _OFFSETS if field.name in sources else field.type) for field in stored]
-    )
+    counts = {n: source for n, source in _part_counts(sources).items() if n not in stored.names}
+    kept = pa.schema([(f.name, _OFFSETS if f.name in sources else f.type) for f in stored])
     met = [MET] if sources and MET not in stored.names else []
     schema = pa.schema([*_text_schema(kept), *[(name, pa.int64()) for name in (*counts, *met)]])
-    met_of = sources if met else []
-    return engine.per_partition(
-        partial(_with_counts, counts=counts, sources=met_of), [rows], schema
-    )
+    function = partial(_with_counts, counts=counts, sources=sources if met else [])
+    return engine.per_partition(function, [rows], schema)
 
 
 def _quarantined(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
     columns = _quarantine_columns(settings)
-    where = [
-        term
-        for input_id in settings.inputs
-        for term in of_input(input_id, within(_merged_offsets(reader, input_id, span)))
-    ]
+    where: list[Any] = []
+    for input_id in settings.inputs:
+        where += of_input(input_id, within(_merged_offsets(reader, input_id, span)))
     rows = reader.rows(tables.QUARANTINE, columns.names, where)
     return _as_text(rows).cast(columns)
 
@@ -295,33 +263,14 @@ def _bronze_columns() -> pa.Schema:
 
 
 def _text_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema(
-        [(field.name, pa.string() if field.type == pa.binary() else field.type) for field in schema]
-    )
+    return pa.schema([(f.name, pa.string() if f.type == pa.binary() else f.type) for f in schema])
 
 
 def _as_text(rows: pa.Table) -> pa.Table:
-    """Return rows with text for bytes, null where they are not UTF-8."""
     for place, field in enumerate(rows.schema):
         if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
-            rows = rows.set_column(place, field.name, _text(rows[field.name]))
+            rows = rows.set_column(place, field.name, utf8(one_chunk(rows[field.name])))
     return rows
-
-
-def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    try:
-        return column.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.chunked_array(
-            [pa.array([_decoded(value) for value in column.to_pylist()], pa.string())]
-        )
-
-
-def _decoded(value: bytes | None) -> str | None:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _within(
@@ -329,9 +278,6 @@ def _within(
     ranges_by_input: Mapping[InputId, Mapping[int, tuple[int, int]]],
     value_schema: ValueSchema | AvroSchema | None,
 ) -> pa.Table:
-    """Return the rows at offsets `[from, until)` of their partition, by input, with text for bytes,
-    `days_from_kafka` and `dropped_fields`.
-    """
     partitions = int64s(rows["partition"])
     offsets = int64s(rows["offset"])
     is_merged = np.zeros(rows.num_rows, np.bool_)
@@ -372,28 +318,18 @@ def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[st
 def _merged_offsets(
     reader: TableReader, input_id: InputId, span: Span
 ) -> dict[int, tuple[int, int]]:
-    """Return, by partition, the offsets `[from, until)` of an input's bronze that the batches have
-    merged.
-    """
     merged = of_input(input_id, [span.where])
     bounds = {"begin": ("min", "from_offset"), "end": ("max", "until_offset")}
     rows = reader.summary(tables.PROGRESS, ["partition"], bounds, merged).to_pylist()
-    return {
-        row["partition"]: (row["begin"], row["end"]) for row in rows if row["begin"] < row["end"]
-    }
+    return {r["partition"]: (r["begin"], r["end"]) for r in rows if r["begin"] < r["end"]}
 
 
 # -- progress
 
 
 def _progress_rows(reader: TableReader, now_ms: int) -> pa.Table:
-    """Return where each topic-partition stood after the last batch.
-
-    Also, in minutes until now: `minutes_since_batch` from the batch's commit, `minutes_behind` from
-    the head.
-    """
-    last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
-    where: Where = [[("batch", "=", -1 if last is None else last)]]
+    # Also, in minutes until now: since the batch's commit, and behind the head.
+    where: Where = [[("batch", "=", batch_at(reader, reader.version(tables.SILVER)))]]
     rows = reader.select(tables.PROGRESS, _OF_PROGRESS, where)
     columns = {name: rows[name] for name in _OF_PROGRESS}
     now = pa.scalar(now_ms, pa.int64())
@@ -407,28 +343,15 @@ def _progress_rows(reader: TableReader, now_ms: int) -> pa.Table:
 
 # -- the sink
 
-MESSAGES: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", TIME),
-        ("key", pa.string()),
-        ("value", pa.string()),
-        ("seq", pa.int64()),
-        ("id", pa.string()),
-        ("event_time", TIME),
-    ]
+MESSAGES: Final = schema_of(
+    "topic string, partition int, offset bigint, timestamp timestamp, key string, value string, "
+    "seq bigint, id string, event_time timestamp"
 )
-"""Messages as a check sees them; `seq`, `id` and `event_time` come from their headers, null where
-those do not say it.
-"""
+"""Messages as a check sees them; `seq`, `id`, `event_time`: of their headers, or null."""
 
 
 def published_until(reader: TableReader, settings: Settings, last: int) -> int:
-    """Return the last batch of silver of which gold has published everything; -1 where there is
-    none.
-    """
+    """Return the last batch of silver that is published whole; -1 where there is none."""
     generations = read_generations(reader, settings)
     if last < 0 or not generations or not reader.exists(tables.PUBLISHED):
         return -1
@@ -442,9 +365,8 @@ def published_until(reader: TableReader, settings: Settings, last: int) -> int:
         for term in beyond(MERGED, tails.get(p))
     ]
     rows = _summary_rows(reader, MERGED.table, [], {"batch": ("min", "batch")}, pending)
-    batches = [row["batch"] for row in rows if row["batch"] is not None]
-    first: int = min(batches, default=last + 1)
-    return min(first - 1, last)
+    unpublished: list[int] = [row["batch"] for row in rows if row["batch"] is not None]
+    return min([last, *(batch - 1 for batch in unpublished)])
 
 
 def _summary_rows(
@@ -454,9 +376,7 @@ def _summary_rows(
     values: Mapping[str, tuple[str, str]],
     terms: Where,
 ) -> list[Any]:
-    """Return the rows of a summary whose condition has terms for each partition, asking for some
-    terms at a time.
-    """
+    # Conditions have terms for each partition: some terms are asked for at a time.
     return [
         row
         for portion in in_portions(terms)
@@ -464,26 +384,19 @@ def _summary_rows(
     ]
 
 
-_Times = tuple[int, int]
-"""The times (ms) at which the first and the last merge record of a range were closed."""
-
-
 def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
-    """Return the messages of the merge records that these batches have finished: those of each
-    partition follow one another.
-
-    All records of one time are finished by one batch, so the first and the last time select the
-    messages.
-    """
-    times = _times(reader, span)
+    # All records of one time are finished by one batch, so the times at which the first and the
+    # last merge record of a partition were closed select its messages.
+    values = {"first": ("min", MERGED.clock), "last": ("max", MERGED.clock)}
+    finished = [[*with_message(MERGED), *span.where]]
+    closed = reader.summary(MERGED.table, ["partition"], values, finished).to_pylist()
+    times = {row["partition"]: (row["first"], row["last"]) for row in closed}
     if not times:
         return MESSAGES.empty_table()
     topic = settings.publish.topic
     cluster = Cluster(settings.kafka)
     sink = cluster.identified(topic)  # where it was created anew since, nothing is noted yet
-    noted: dict[int, list[Condition]] = {
-        p: [("sink", "=", sink), ("partition", "=", p)] for p in times
-    }
+    noted: dict[int, list[Condition]] = {p: [*is_about(sink), ("partition", "=", p)] for p in times}
     closed_at = tail_columns(MERGED)[MERGED.clock]
     before = [[*noted[p], (closed_at, "<", first)] for p, (first, _) in times.items()]
     after = [[*noted[p], (closed_at, ">=", last)] for p, (_, last) in times.items()]
@@ -504,27 +417,14 @@ def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
     return pa.concat_tables(messages) if messages else MESSAGES.empty_table()
 
 
-def _times(reader: TableReader, span: Span) -> dict[int, _Times]:
-    """Return, by partition, when the merge records were closed that these batches have finished."""
-    values = {"first": ("min", MERGED.clock), "last": ("max", MERGED.clock)}
-    finished = [[*with_message(MERGED), *span.where]]
-    rows = reader.summary(MERGED.table, ["partition"], values, finished).to_pylist()
-    return {row["partition"]: (row["first"], row["last"]) for row in rows}
-
-
 def _noted_offsets(reader: TableReader, kind: str, where: Where) -> dict[int, int]:
-    """Return, by partition, the smallest or largest (`kind`) offset of the sink that is noted."""
     values = {"offset": (kind, "sink_offset")}
     rows = _summary_rows(reader, tables.PUBLISHED, ["partition"], values, where)
     return {row["partition"]: row["offset"] for row in rows if row["offset"] is not None}
 
 
-def _as_messages(batch: pa.RecordBatch, times: _Times, timeout_ms: int) -> pa.Table:
-    """Return the messages, without tombstones, of merge records that were closed from the first of
-    two times to the last, and those that do not say it.
-
-    `timeout_ms`: as for `Sequence.parse`.
-    """
+def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], timeout_ms: int) -> pa.Table:
+    # Without tombstones, and with messages that do not say when they were closed.
     headers = [
         {header["key"]: header["value"] for header in its or ()}
         for its in batch["headers"].to_pylist()
@@ -533,9 +433,9 @@ def _as_messages(batch: pa.RecordBatch, times: _Times, timeout_ms: int) -> pa.Ta
     event_times = [tail and tail.event_time for tail in tails]
     columns = [
         *(batch[name] for name in ("topic", "partition", "offset", "kafka_timestamp")),
-        *(_text(pa.chunked_array([batch[name]])) for name in ("key", "value")),
+        *(utf8(batch[name]) for name in ("key", "value")),
         pa.array([tail and tail.seq for tail in tails], pa.int64()),
-        pa.array([_decoded(its.get(ID)) for its in headers], pa.string()),
+        utf8(pa.array([its.get(ID) for its in headers], pa.binary())),
         pa.array(event_times, pa.timestamp("ms", "UTC")).cast(TIME),
     ]
     first, last = times
@@ -547,7 +447,6 @@ def _as_messages(batch: pa.RecordBatch, times: _Times, timeout_ms: int) -> pa.Ta
 
 
 def _tail(headers: Mapping[str, bytes], timeout_ms: int) -> Tail | None:
-    """Return what the headers of a message say; None where it is none of Watersmeet's."""
     try:
         return MERGED.parse(headers, timeout_ms)
     except ValueError:

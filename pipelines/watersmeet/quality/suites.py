@@ -1,10 +1,8 @@
-"""Suites of expectations: Watersmeet's own promises, which hold for every configuration, and the
-user's.
+"""Suites of expectations: Watersmeet's own promises, and the user's.
 
 A suite is a JSON file of Great Expectations: `name`, `expectations` (each with `type`, `kwargs`
 and, for people, `description`), and in `meta` the table or view that it is about: `{"table":
-"merged"}`.
-`bronze` stands for the table of every source.
+"merged"}`. `bronze` stands for the table of every source.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -30,23 +28,15 @@ SINK: Final = "sink"
 BRONZE: Final = "bronze"
 """The name by which a suite calls the tables of all sources."""
 
-PROMISES: Final = (
-    "bronze_promises",
-    "silver_promises",
-    "waiting_promises",
-    "late_promises",
-    "sink_promises",
+PROMISES: Final = tuple(
+    f"{name}_promises" for name in ("bronze", "silver", "waiting", "late", "sink")
 )
-"""Watersmeet's own suites, which hold for every configuration, by their names, which are those of
-their files. That of what waits is for tenants alone.
-"""
+"""Watersmeet's own suites, by the names of their files. `waiting` is for tenants alone."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The expectations of a table or view. `table`: its name in the lake, or `SINK`; `file`: where
-    the suite comes from.
-    """
+    """The expectations of a `table` (its name in the lake, or `SINK`), from a `file`."""
 
     name: str
     table: str
@@ -56,10 +46,7 @@ class Suite:
 
     @cached_property
     def expectations(self) -> list[Any]:
-        """The expectations as Great Expectations knows them.
-
-        Raises ConfigurationError where it does not take one, or is not installed.
-        """
+        """As Great Expectations knows them; raises ConfigurationError for one that it does not."""
         return [self._made(number, document) for number, document in enumerate(self.documents)]
 
     def _made(self, number: int, document: Mapping[str, Any]) -> Any:
@@ -74,7 +61,6 @@ class Suite:
             configuration = {**document, "meta": {**(document.get("meta") or {}), PLACE: number}}
             return ExpectationConfiguration(**configuration).to_domain_obj()
         except (GreatExpectationsError, ValueError, TypeError) as error:
-            # The first line of several only counts what is wrong.
             reason = "; ".join(lines_of(error))
         fault = (
             f"expectations[{number}], {document.get('type')}: {reason}; correct it as Great "
@@ -91,16 +77,12 @@ def sentence_of(document: Mapping[str, Any]) -> str:
     """Return what an expectation says: its description, or else its type and what it is about."""
     if document.get("description"):
         return str(document["description"])
-    arguments = ", ".join(
-        f"{name}: {json.dumps(value)}" for name, value in document["kwargs"].items()
-    )
-    return f"{document['type']} ({arguments})"
+    arguments = [f"{name}: {json.dumps(value)}" for name, value in document["kwargs"].items()]
+    return f"{document['type']} ({', '.join(arguments)})"
 
 
 def load_great_expectations() -> None:
-    """Import Great Expectations, which takes seconds. Raises MissingPackageError where it is not
-    installed.
-    """
+    """Import Great Expectations, which takes seconds. Raises MissingPackageError."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     try:
         from great_expectations.data_context.types.base import ProgressBarsConfig
@@ -111,10 +93,7 @@ def load_great_expectations() -> None:
 
 
 def read_suites(settings: Settings) -> list[Suite]:
-    """Return every suite of a configuration, Watersmeet's own first.
-
-    Raises ConfigurationError where a file is no suite.
-    """
+    """Return every suite, Watersmeet's own first. Raises ConfigurationError for another file."""
     suites: list[Suite] = []
     for name in PROMISES:
         if name == "waiting_promises" and not settings.merge.has_tenants:
@@ -122,16 +101,11 @@ def read_suites(settings: Settings) -> list[Suite]:
         file = schemas_directory() / "promises" / f"{name}.json"
         for suite in _suites(file.read_bytes(), str(file), settings):
             documents = [document for document in suite.documents if _is_meant(document, settings)]
-            if suite.table == tables.MERGED:
-                documents += _source_expectations(settings)
-            if suite.table == SINK:
-                documents += _sink_expectations(settings)
-            suites.append(Suite(suite.name, suite.table, tuple(documents), suite.file))
+            documents += _expectations_of(suite.table, settings)
+            suites.append(replace(suite, documents=tuple(documents)))
     for user_file in settings.quality.suites:
         user_suites = _suites(user_file.text, str(user_file.path), settings)
-        names = {suite.name for suite in suites}
-        repeated = names.intersection(suite.name for suite in user_suites)
-        if repeated:
+        if repeated := {suite.name for suite in suites} & {suite.name for suite in user_suites}:
             what = f"there are two suites called `{repeated.pop()}`"
             fault = Problem(what, "name", "give each a name of its own")
             raise _refusal(str(user_file.path), fault)
@@ -140,9 +114,7 @@ def read_suites(settings: Settings) -> list[Suite]:
 
 
 def checked_views(settings: Settings) -> list[str]:
-    """Return the views that a suite may be about: those whose rows say which batch they are of,
-    and what was refused.
-    """
+    """Return the views that a suite may be about."""
     hidden = [] if tables.has_corrections(settings) else [tables.CORRECTIONS]
     return [
         name
@@ -152,7 +124,6 @@ def checked_views(settings: Settings) -> list[str]:
 
 
 def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
-    """Return the suite of a file, once for each table that it is about."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -166,12 +137,10 @@ def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
 
 
 def _refusal(file: str, fault: Problem) -> ConfigurationError:
-    """Return the error that says of a file what is wrong with it, and at which place."""
     return ConfigurationError(f"{file}: {fault._replace(fix='')}", fix=fault.fix)
 
 
 def _fault(document: Any, settings: Settings) -> Problem | None:
-    """Return what is wrong with the form of a suite, and at which place; None where nothing is."""
     if not isinstance(document, dict):
         return Problem("is not a JSON object", fix="write a suite of Great Expectations")
     if not isinstance(document.get("name"), str) or not document["name"].strip():
@@ -185,11 +154,8 @@ def _fault(document: Any, settings: Settings) -> Problem | None:
             or not isinstance(expectation.get("type"), str)
             or not isinstance(expectation.get("kwargs"), dict)
         ):
-            return Problem(
-                "is no expectation",
-                f"expectations[{number}]",
-                "write an object with `type` and `kwargs`",
-            )
+            fix = "write an object with `type` and `kwargs`"
+            return Problem("is no expectation", f"expectations[{number}]", fix)
     meta = document.get("meta") or {}
     if not isinstance(meta, dict):
         fix = 'name the table in it, such as {"table": "silver"}'
@@ -204,37 +170,25 @@ def _fault(document: Any, settings: Settings) -> Problem | None:
 
 
 def _is_meant(document: Mapping[str, Any], settings: Settings) -> bool:
-    """Return True where one of Watersmeet's own expectations holds for a configuration.
-
-    In its `meta`, `tenants` is true for configurations with tenants, and false for those without.
-    So is `topics` for those in which a source has several topics.
-    """
+    # In the `meta` of Watersmeet's own expectations, `tenants` is true where they are for
+    # configurations with tenants, and false for those without; so is `topics` for several topics of
+    # a source.
     hidden = settings.hidden_names
     own = {"tenants": "tenant" not in hidden, "topics": "topic" not in hidden}
     return all(document.get("meta", {}).get(name, has_it) == has_it for name, has_it in own.items())
 
 
-def _source_expectations(settings: Settings) -> Iterator[Mapping[str, Any]]:
-    """Yield the expectations of the columns of the sources in merge records."""
-    for source in settings.sources:
-        yield _expectation("expect_column_to_exist", f"the column {source} exists", column=source)
-        yield _expectation(
-            "expect_column_values_to_not_be_null", f"{source} is never null", column=source
-        )
-
-
-def _sink_expectations(settings: Settings) -> Sequence[Mapping[str, Any]]:
-    """Return the expectation that a number comes once, unless the delivery allows for repeats."""
-    if settings.publish.delivery == "at_least_once":
-        return ()
-    columns = {"column_list": ["partition", "seq"], "ignore_row_if": "never"}
-    return [
-        _expectation(
-            "expect_compound_columns_to_be_unique",
-            "partition and seq together are unique",
-            **columns,
-        )
-    ]
+def _expectations_of(table: str, settings: Settings) -> Iterator[Mapping[str, Any]]:
+    # Those of Watersmeet's own that depend on the configuration.
+    if table == tables.MERGED:
+        not_null = "expect_column_values_to_not_be_null"
+        for name in settings.sources:
+            yield _expectation("expect_column_to_exist", f"the column {name} exists", column=name)
+            yield _expectation(not_null, f"{name} is never null", column=name)
+    if table == SINK and settings.publish.delivery != "at_least_once":
+        kind = "expect_compound_columns_to_be_unique"
+        columns = {"column_list": ["partition", "seq"], "ignore_row_if": "never"}
+        yield _expectation(kind, "partition and seq together are unique", **columns)
 
 
 def _expectation(kind: str, sentence: str, **kwargs: Any) -> Mapping[str, Any]:

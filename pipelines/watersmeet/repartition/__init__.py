@@ -6,13 +6,13 @@ says how much is written: in a transaction, the last message of each partition s
 offset of every input (a partition of a topic that is read) the records were written. The message
 with the largest offsets is the latest. For each source (`stage`):
 
-1. its rules are compared with the lake's, if there is a lake (`lake_rules`). An earlier repartition
+1. its rules are compared with the lake's, if there is a lake. An earlier repartition
    is fenced and its open transaction aborted, so that from here on nobody else writes. While
    `evolve` changes the lake's rules, nothing is written at all, and `evolve` fences a repartition
    that began before it;
-2. *recovery*: what was written is read from the last messages (`written_topic`);
-3. *read*: the next records are read from the inputs that have no waiting records (`record_reader`).
-   This begins while the previous records are written;
+2. *recovery*: what was written is read from the last messages (`topics`);
+3. *read*: the next records are read from the inputs that have no waiting records. This begins
+   while the previous records are written;
 4. *transaction*: the records that may be written are sent, all of them or none.
 
 After a crash, or any other failure, everything starts again with step 1. Of the lake, only the

@@ -31,11 +31,8 @@ def repartition(
 ) -> list[dict[str, Any]]:
     """Repartition every configured source: what there is now (`once`), or until `stopping` is set.
 
-    Return a row for each source and topic that is read. `records`: how many of its records were
-    written. `read`: the offset up to which each of its partitions was written. `ends`: the offset
-    at which each partition of the source's own topic ends.
-
-    `observers` are told of each transaction and of failures. `patience_s`: how long trouble with
+    Return a row for each source and topic that is read: `records` that were written, and by
+    partition the offsets that were `read` and the `ends` of the source's own topic. Trouble with
     Kafka is waited out. Raises WatersmeetError.
     """
     longest_ms = _check(settings)
@@ -61,10 +58,7 @@ def repartition(
 
 
 def _check(settings: Settings) -> int:
-    """Return the longest time (ms) that a source waits for a schema that its registry lacks.
-
-    Raises ConfigurationError where the configuration cannot be repartitioned by.
-    """
+    # Returns the longest time (ms) that a source waits for a schema that its registry lacks.
     if problems := check_options(settings.kafka):
         raise ConfigurationError(*problems[0])
     for name, registry in settings.registries.items():

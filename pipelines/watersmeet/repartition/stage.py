@@ -5,35 +5,44 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Final
+from functools import cached_property, partial
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from watersmeet.core.repartition import (
+    ROUTED,
     InputPartition,
     Lockstep,
     RepartitionProgress,
+    assign_partitions,
     repartition_messages,
 )
+from watersmeet.engine.choice import lake_reader
 from watersmeet.errors import (
     DataLossError,
     FencedError,
     KafkaTransientError,
     TransactionTimeoutError,
     WatersmeetError,
+    unknown_schema_of,
 )
 from watersmeet.kafka.groups import Group
 from watersmeet.kafka.publisher import REPARTITION, Publisher, record_publisher
+from watersmeet.kafka.reading import Range
+from watersmeet.kafka.registry import rules_of
+from watersmeet.kafka.workers import read_decoded
+from watersmeet.lake.epochs import check_repartition_rules, read_epochs
+from watersmeet.lake.lease import EVOLVE, check_not_changing
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import TableReader
 from watersmeet.monitoring.events import LagObserved, Observer, RecordsProcessed, StepDone, ignore
 from watersmeet.monitoring.observability import Reporter
-from watersmeet.repartition.lake_rules import LakeRules
-from watersmeet.repartition.origin_topics import OriginTopics
-from watersmeet.repartition.record_reader import RecordReader, Records
-from watersmeet.repartition.written_topic import WrittenTopic
+from watersmeet.repartition.topics import OriginTopics, WrittenTopic
+from watersmeet.running.transaction_size import TransactionSize
 from watersmeet.settings import Settings
 
 log = logging.getLogger("watersmeet.repartition")
@@ -42,12 +51,83 @@ _LAYER: Final = "repartition"
 """The name of this stage beside the layers."""
 
 
+READ_BYTES: Final = 80 * 1024 * 1024
+"""Approximate size of the records that are read at a time, while as many are written."""
+
+_SHARES: Final = 1000
+"""Number of equal shares that the amount read at a time is divided into."""
+
+Records: TypeAlias = tuple[pa.Table, dict[InputPartition, int]]
+"""Records of one topic, and the offset at which reading them ended, by input."""
+
+
+@dataclass
+class RecordReader:
+    """Reads records of one source, with what decides where they go.
+
+    `executor` reads, in the background, as much at a time as a transaction can hold (`size`).
+    """
+
+    settings: Settings
+    source: str
+    executor: Executor
+    size: TransactionSize = field(default_factory=lambda: TransactionSize(_SHARES, _SHARES))
+    _given_up: set[int] = field(default_factory=set)
+    """Ids of schemas that are no longer waited for."""
+    _waiting_since: float | None = None
+    """Time (monotonic) since which a schema is waited for that the registry does not have."""
+
+    def start(
+        self, unread: Sequence[tuple[InputPartition, int, int]], inputs: int
+    ) -> Future[list[Records]]:
+        """Start reading some of all `inputs`, from one offset to another, in equal shares."""
+        offsets = self.settings.kafka.max_offsets_per_batch * self.size.limit // self.size.largest
+        share = max(1, offsets // inputs)
+        ranges = [Range(*tp, since, min(since + share, end)) for tp, since, end in unread]
+        return self.executor.submit(self._read, ranges, inputs)
+
+    def result(self, reading: Future[list[Records]]) -> list[Records]:
+        """Wait for a read, and return its records by topic, or raise what it has raised.
+
+        A schema that the registry lacks is given up once `registry.unknown_after` has passed.
+        """
+        try:
+            records = reading.result()
+        except Exception as failure:
+            self._note_unknown_schema(failure)
+            raise
+        self._waiting_since = None
+        return records
+
+    def _note_unknown_schema(self, failure: Exception) -> None:
+        after_ms = self.settings.sources[self.source].unknown_after_ms
+        schema_id = unknown_schema_of(failure)
+        if after_ms is None or schema_id is None:
+            return
+        now = time.monotonic()
+        self._waiting_since = self._waiting_since or now
+        if now - self._waiting_since >= after_ms / 1000:
+            self._given_up.add(schema_id)
+
+    def _read(self, ranges: Sequence[Range], inputs: int) -> list[Records]:
+        rules = rules_of(self.settings, self.source, self._given_up)
+        decode = partial(assign_partitions, rules=rules)
+        max_bytes = READ_BYTES * self.size.limit // self.size.largest
+        records = []
+        for topic in dict.fromkeys(offset_range.topic for offset_range in ranges):
+            topic_ranges = [offset_range for offset_range in ranges if offset_range.topic == topic]
+            share = max_bytes * len(topic_ranges) // inputs
+            rows, reached = read_decoded(self.settings.kafka, topic_ranges, decode, ROUTED, share)
+            ends = {InputPartition(topic, p): offset for p, offset in reached.items()}
+            records.append((rows, ends))
+        return records
+
+
 @dataclass
 class _State:
     """The state of this process, valid as long as nothing fails.
 
-    `written`: how much is written. `offsets`: the next to read, by input. `reading`: the read under
-    way.
+    `offsets`: the next to read, by input. `reading`: the read under way.
     """
 
     written: RepartitionProgress
@@ -77,13 +157,11 @@ class Repartition:
         self._origins = OriginTopics(self.settings, self.source)
         self._topic = WrittenTopic(self.settings, self.source)
         self._reader = RecordReader(self.settings, self.source, self.executor)
-        self._rules = LakeRules(self.settings, self.source)
 
     def poll(self) -> None:
         """Record the offsets that Kafka has now, which are written next.
 
-        Raises ConfigurationError if a topic to be read does not exist, TopicChangedError if it was
-        replaced.
+        Raises ConfigurationError if a topic does not exist, TopicChangedError if it was replaced.
         """
         is_checked = self._origins.poll()
         if is_checked and self._state is not None and self._topic.was_replaced():
@@ -91,13 +169,12 @@ class Repartition:
         self.is_done = False
 
     def advance(self) -> None:
-        """Write the next of the records that were there at the last check, in at most one
-        transaction.
+        """Write the next records that were there at the last check, in one transaction at most.
 
         Afterwards `is_done` says whether that was all.
         """
         # After a failure, only the topic knows what is written.
-        state = self._state or self._recover()
+        state = (self._state if self._publisher.has_begun else None) or self._recover()
         self._state = None
         for tp, (first, _) in self._origins.bounds.items():
             state.offsets.setdefault(tp, first)
@@ -122,7 +199,6 @@ class Repartition:
             self._show(state.written.offsets)
 
     def _write(self, rows: pa.Table, after: RepartitionProgress) -> None:
-        """Send records in one transaction, and say so."""
         began = time.monotonic()
         self._send(repartition_messages(rows, self._topic.partitions, after))
         counts = rows["topic"].value_counts()
@@ -138,13 +214,12 @@ class Repartition:
         )
 
     def _send(self, messages: Iterator[pa.Table]) -> None:
-        """Send messages in one transaction; if it takes too long, less is read for the next one."""
         began = time.monotonic()
         size = self._reader.size
         try:
             self._publisher.send(messages)
         except FencedError:
-            self._rules.check()  # `evolve` may be the one that fenced
+            self._check_rules()  # `evolve` may be the one that fenced
             raise
         except TransactionTimeoutError:
             size.timed_out(size.limit)
@@ -152,10 +227,7 @@ class Repartition:
         size.succeeded(time.monotonic() - began, is_full=True)
 
     def _show(self, offsets: Mapping[InputPartition, int]) -> None:
-        """Commit offsets to a consumer group, so that Kafka's own tools show the lag.
-
-        A failure to do so stops nothing.
-        """
+        # Kafka's own tools show the lag of a consumer group; a failure to commit stops nothing.
         try:
             self._group.commit({(tp.topic, tp.partition): offset for tp, offset in offsets.items()})
         except KafkaTransientError:  # the next step reports it
@@ -184,10 +256,6 @@ class Repartition:
             }
 
     def _begin_reading(self, state: _State) -> None:
-        """Start reading the next records, unless a read is under way.
-
-        Only inputs without waiting records are read.
-        """
         waiting = state.lockstep.first_offsets()
         ends = sorted(self._origins.ends.items())
         unread = [
@@ -199,10 +267,6 @@ class Repartition:
             state.reading = self._reader.start(unread, len(ends))
 
     def _end_reading(self, state: _State) -> None:
-        """Wait for the read under way, if there is one, and add its records.
-
-        Raises what the read has raised.
-        """
         reading = state.reading
         state.reading = None
         for rows, reached in self._reader.result(reading) if reading else ():
@@ -210,15 +274,10 @@ class Repartition:
             state.offsets |= reached
 
     def _recover(self) -> _State:
-        """Return the state that the topic tells of, once nobody else can write to it.
-
-        A missing topic is created. Raises DataLossError where Kafka has deleted records that were
-        not written, unless that is accepted.
-        """
-        self._rules.check()  # before anybody is fenced
+        self._check_rules()  # before anybody is fenced
         self._topic.prepare(self._origins)
         self._publisher.begin()
-        self._rules.check()
+        self._check_rules()
         progress = self._topic.progress(self._origins)
         deleted: dict[str, dict[int, tuple[int, int]]] = {}
         offsets = dict(progress.offsets)
@@ -230,6 +289,15 @@ class Repartition:
             topic = next(topic for topic in self._origins.names if topic in deleted)
             raise DataLossError(self.source, topic, deleted[topic])
         return _State(progress, offsets, Lockstep(self._origins.names, dict(progress.positions)))
+
+    def _check_rules(self) -> None:
+        # Raises ConfigurationError for other rules in the lake, LeaseTakenError while they change.
+        check_not_changing(self._lake, Lake(self.settings), EVOLVE)
+        check_repartition_rules(read_epochs(self._lake, self.settings), self.settings, self.source)
+
+    @cached_property
+    def _lake(self) -> TableReader:
+        return lake_reader(self.settings)
 
     @cached_property
     def _group(self) -> Group:

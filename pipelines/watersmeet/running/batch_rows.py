@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from watersmeet.core.clocks import Clocks, lookahead
+from watersmeet.core.clocks import lookahead
 from watersmeet.core.inputs import InputId
 from watersmeet.core.merge import MESSAGE_SCHEMA, PLACE, RECORD_SCHEMA, Batch, released_keys
 from watersmeet.core.plan import BatchPlan, Rules, TopicPartition
@@ -92,7 +92,6 @@ class BatchRows:
 
     @property
     def _has_ids(self) -> bool:
-        """True where the tables of the lake have ids of records."""
         return self.engine.lake.settings.has_ids
 
     @cached_property
@@ -121,7 +120,7 @@ class BatchRows:
         columns += [RECORD_IDS.name] if self._has_ids else []
         return Selection(tables.SILVER, columns, unfinished.where)
 
-    def select_unfinished(self, batch: Batch, clocks: Clocks, records: int) -> SilverRows:
+    def select_unfinished(self, batch: Batch, planner: Planner, records: int) -> SilverRows:
         """Return which open and waiting rows a batch of so many records may change, and their size.
 
         In two cases those are all that there are: it takes no longer to read them, or the batch has
@@ -131,7 +130,7 @@ class BatchRows:
         every = replace(every, size=self._measure(every))
         if every.size <= self.engine.few_bytes or records > MAX_KEYS or batch.begins_epoch:
             return every
-        changing = self._changing(batch, clocks, every)
+        changing = self._changing(batch, planner, every)
         if changing is None:
             return every
         rows, size = self._count_and_size(changing)
@@ -165,7 +164,7 @@ class BatchRows:
             size += RECORD_ID_BYTES * (named["records"] or 0)
         return some["rows"], size
 
-    def _changing(self, batch: Batch, clocks: Clocks, unfinished: SilverRows) -> Where | None:
+    def _changing(self, batch: Batch, planner: Planner, unfinished: SilverRows) -> Where | None:
         """Return the condition for the rows that a batch may change; None where it has many keys.
 
         A row may change in three cases, and is then needed with all others of its key that wait:
@@ -173,18 +172,15 @@ class BatchRows:
         """
         columns = [*_KEY, "event_time", "position"]
         waiting = self.engine.reader.rows(tables.SILVER, columns, _WAITING)
-        keys = {*self._keys(batch.plan), *released_keys(waiting, clocks)}
+        keys = {*self._keys(batch.plan), *released_keys(waiting, planner.clocks)}
         if len(keys) > MAX_KEYS:
             return None
-        latest = clocks.unknown_tenant_clocks()
-        for (partition, _), clock in clocks.tenant_clocks().items():
-            latest[partition] = max(clock, latest.get(partition, clock))
+        latest = planner.state.after(batch.plan, planner.clocks).last_tenant_clocks()
         changing = [[*term, ("merge_key", "in", sorted(keys))] for term in unfinished.every]
         over = between("due", {p: (None, clock) for p, clock in latest.items()})
         return [*changing, *([("status", "=", "open"), *term] for term in over if latest)]
 
     def _keys(self, plan: BatchPlan) -> set[str]:
-        """Return the keys of a batch's records."""
         keys = set[str]()
         for input_id in self.settings.inputs:
             ranges = {

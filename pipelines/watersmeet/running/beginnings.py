@@ -36,8 +36,8 @@ from watersmeet.errors import ConfigurationError, ForeignMessageError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import Publisher, sequence_tail
 from watersmeet.kafka.reading import headers_of, read_backwards, read_tails
-from watersmeet.lake.generations import Generation
-from watersmeet.lake.published import last_tails
+from watersmeet.lake.generations import Generation, InKafka
+from watersmeet.lake.published import last_tails, topic_of
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings, StartOffsets, StartTimestamp
 
@@ -85,11 +85,13 @@ def first_beginning(
         _check_corrections(settings, partitions, sink, states, corrections)
     else:
         _check_unused(settings, sink, corrections)
+    in_kafka = read_in_kafka(settings, partitions)
     begin = {
         TopicPartition(input_id, p): offset
-        for input_id, name in settings.input_names.items()
-        for p, offset in _begin_of(settings, cluster, input_id, partitions, states).items()
+        for input_id in settings.inputs
+        for p, offset in _begin_of(settings, cluster, input_id, in_kafka, states).items()
     }
+    topics = sequence_topics(settings)
     lives = sorted({state.life for state in states.values() if state.life})
     generation = Generation(
         0,
@@ -98,18 +100,41 @@ def first_beginning(
         sink.tails(MERGED, settings) if states else {},
         "sink" if states else "start",
         reason=f"start: {start}",
-        life=lives[0] if lives else _new_life(settings, cluster, begin),
+        life=lives[0] if lives else _new_life(settings, begin, in_kafka, topics),
         correction_tails=corrections.tails(CORRECTED, settings),
+        in_kafka=in_kafka,
+        topics=topics,
     )
     return Beginning(generation, states)
 
 
-def _new_life(settings: Settings, cluster: Cluster, begin: Mapping[TopicPartition, int]) -> str:
-    """Return a name that no lake has which begins elsewhere, or publishes to other topics."""
-    published = [cluster.identified(topic) for topic in settings.publish.sequence_topics]
+def read_in_kafka(settings: Settings, partitions: int) -> dict[TopicPartition, InKafka]:
+    """Return what Kafka has now of each topic-partition of the sources."""
+    cluster = Cluster(settings.kafka)
     ids = cluster.topic_ids(settings.topics)
-    began = sorted((*tp.input, ids[tp.input.topic], tp.partition, at) for tp, at in begin.items())
-    facts = orjson.dumps([settings.name, published, began])
+    return {
+        TopicPartition(input_id, p): InKafka(ids[input_id.topic], *bounds)
+        for input_id in settings.inputs
+        for p, bounds in cluster.bounds(input_id.topic, partitions).items()
+    }
+
+
+def sequence_topics(settings: Settings) -> dict[str, str]:
+    """Return, by the table of each sequence that has one, its topic with Kafka's id of it."""
+    cluster = Cluster(settings.kafka)
+    topics = {sequence.table: topic_of(settings, sequence) for sequence in (MERGED, CORRECTED)}
+    return {table: cluster.identified(topic) for table, topic in topics.items() if topic}
+
+
+def _new_life(
+    settings: Settings,
+    begin: Mapping[TopicPartition, int],
+    in_kafka: Mapping[TopicPartition, InKafka],
+    topics: Mapping[str, str],
+) -> str:
+    """Return a name that no lake has which begins elsewhere, or publishes to other topics."""
+    began = sorted((*tp.input, in_kafka[tp].topic_id, tp.partition, at) for tp, at in begin.items())
+    facts = orjson.dumps([settings.name, [*topics.values()], began])
     return hashlib.sha256(facts).hexdigest()[:16]
 
 
@@ -175,24 +200,32 @@ def _tail_of(message: Message, sequence: Sequence, settings: Settings) -> Tail:
     return sequence_tail(message, sequence, settings.merge.window.gap_ms)
 
 
-def read_last_messages(settings: Settings, partitions: int) -> dict[int, Tail]:
-    """Return the last message that each partition of the sink has now; none without a sink."""
-    topic = settings.publish.topic
-    if topic not in Cluster(settings.kafka).partition_counts([topic]):
+def read_last_messages(
+    settings: Settings, partitions: int, sequence: Sequence = MERGED
+) -> dict[int, Tail]:
+    """Return the last message that each partition of a sequence's topic has now; none without a
+    topic.
+    """
+    topic = topic_of(settings, sequence)
+    if topic is None or topic not in Cluster(settings.kafka).partition_counts([topic]):
         return {}
     last = read_tails(settings.kafka, topic, partitions)
-    return {p: _tail_of(message, MERGED, settings) for p, message in last.items()}
+    return {p: _tail_of(message, sequence, settings) for p, message in last.items()}
 
 
 def read_last_published(
-    reader: TableReader, settings: Settings, partitions: int
+    reader: TableReader, settings: Settings, partitions: int, sequence: Sequence = MERGED
 ) -> dict[int, Tail]:
-    """Return the last message that each partition of the sink has had, as far as the lake knows.
+    """Return the last message that each partition of a sequence's topic has had, as far as the lake
+    knows; of corrections that end, of the topic that they went to.
 
     That is the one in `published` where retention has emptied the partition, or where a message
     that is not there counts as published.
     """
-    noted, tails = last_tails(reader, MERGED), read_last_messages(settings, partitions)
+    topic = topic_of(settings, sequence)
+    sink = None if topic is None else Cluster(settings.kafka).identified(topic)
+    noted = last_tails(reader, sequence, sink)
+    tails = read_last_messages(settings, partitions, sequence)
     return {
         p: max((seen[p] for seen in (tails, noted) if p in seen), key=attrgetter("seq"))
         for p in noted.keys() | tails.keys()
@@ -388,7 +421,7 @@ def _begin_of(
     settings: Settings,
     cluster: Cluster,
     input_id: InputId,
-    partitions: int,
+    in_kafka: Mapping[TopicPartition, InKafka],
     states: Mapping[int, SinkState],
 ) -> dict[int, int]:
     """Return, by partition, the offset at which an input begins.
@@ -397,12 +430,16 @@ def _begin_of(
     """
     start = settings.kafka.start
     topic = input_id.topic
-    bounds = cluster.bounds(topic, partitions)
+    bounds = {
+        tp.partition: (kafka.first_offset, kafka.end_offset)
+        for tp, kafka in in_kafka.items()
+        if tp.input == input_id
+    }
     firsts = {p: first for p, (first, _) in bounds.items()}
     if start == "latest":
         return {p: end for p, (_, end) in bounds.items()}
     if isinstance(start, StartTimestamp):
-        return cluster.offsets_at(topic, partitions, start.timestamp_ms)
+        return cluster.offsets_at(topic, len(bounds), start.timestamp_ms)
     name = settings.input_names[input_id]
     if isinstance(start, StartOffsets):
         named = start.offsets.get(name, {})

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.avro_schema import MAX_SCHEMAS
-from watersmeet.core.columns import Int64s, numbered
+from watersmeet.core.columns import Int64s, numbered, row_values
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import WRITER_SCHEMA
 from watersmeet.engine import Engine, KafkaInput, Rows, Summary
@@ -76,8 +76,8 @@ class BatchCounts:
     def ranges(self) -> dict[int, tuple[int, int]]:
         """The offsets `[first, last + 1)` by partition."""
         ends = self.groups.group_by("partition").aggregate([("first", "min"), ("last", "max")])
-        columns = (ends[name].to_pylist() for name in ("partition", "first_min", "last_max"))
-        return {p: (first, last + 1) for p, first, last in zip(*columns, strict=True)}
+        values = row_values(ends, "partition", "first_min", "last_max")
+        return {p: (first, last + 1) for p, first, last in values}
 
     @property
     def schema_ids(self) -> list[int]:

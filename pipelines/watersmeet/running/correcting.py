@@ -29,6 +29,7 @@ from watersmeet.core.columns import (
     lengths,
     looked_up,
     numbered,
+    row_values,
     times_ms,
 )
 from watersmeet.core.corrections import (
@@ -108,6 +109,10 @@ class Correcting:
         pending = self._pending(before, now) if has_pending else None
         return Settling(self, batch, clocks, own, [_LATE if pending is None else pending])
 
+    def count_pending(self, clocks: Mapping[int, int]) -> int:
+        """Return how many late records are still to be settled at these clocks (ms)."""
+        return len(self._pending(clocks, {}))
+
     # -- late records that are settled
 
     def _first_pending(self, clocks: Mapping[int, int]) -> dict[int, int]:
@@ -122,7 +127,7 @@ class Correcting:
         """Return the late records that may be settled between two states of the clocks, without
         their values.
         """
-        return self._not_behind(self._unsettled(_WITHOUT_VALUE, before, after))
+        return self.not_behind(self._unsettled(_WITHOUT_VALUE, before, after))
 
     def _unsettled(
         self, columns: list[str], before: Mapping[int, int], after: Mapping[int, int]
@@ -141,7 +146,7 @@ class Correcting:
             is_unsettled &= u < looked_up(of_rows, after, NULL_TIME)
         return rows.filter(pa.array(is_unsettled))
 
-    def _not_behind(self, late: pa.Table) -> pa.Table:
+    def not_behind(self, late: pa.Table) -> pa.Table:
         """Return the late records that no batch has settled."""
         if not late.num_rows:
             return late
@@ -191,7 +196,6 @@ class Correcting:
                 before = both.take(newest(both))
 
     def _with_values(self, late: Settled, new: pa.Table) -> Settled:
-        """Return late records with all columns of `late`."""
         return Settled(self._at(tables.LATE, LATE_SCHEMA.names, late.rows, new), late.settled_at)
 
     def _at(
@@ -214,8 +218,10 @@ class Correcting:
         if new is not None:
             of_batch = with_status(new, "late").select(columns)
             rows = pa.concat_tables([rows, of_batch.cast(rows.schema)])
-        numbers = {place: n for n, place in enumerate(_places(rows))}
-        return rows.take(pa.array([numbers[place] for place in _places(late)], pa.int64()))
+        numbers = {place: n for n, place in enumerate(row_values(rows, *_PLACE))}
+        return rows.take(
+            pa.array([numbers[place] for place in row_values(late, *_PLACE)], pa.int64())
+        )
 
     def _of_generation(self, column: str, bounds: Bounds, *conditions: Condition) -> Where:
         """Return the condition for rows of this generation with a time in `[from, until)` of their
@@ -227,7 +233,6 @@ class Correcting:
         ]
 
     def _rules(self, late: pa.Table) -> LateRules:
-        """Return the rules of the epoch in which each of these was late."""
         numbers = self._epochs.numbers_of(int64s(late["batch"]))
         settings = [epoch.settings for epoch in self._epochs]
         gaps_ms = np.array([each.merge.window.gap_ms for each in settings], np.int64)
@@ -367,7 +372,6 @@ def validated_corrections(settings: Settings, corrections: pa.Table, batch: Batc
 
 
 def _bounds(rows: pa.Table, column: str) -> dict[int, tuple[int, int]]:
-    """Return, by partition, the range `[from, until)` of the times (ms) of rows."""
     times = times_ms(rows[column])
     return {
         p: (int(times[numbers].min()), int(times[numbers].max()) + 1)
@@ -377,8 +381,8 @@ def _bounds(rows: pa.Table, column: str) -> dict[int, tuple[int, int]]:
 
 def without(late: pa.Table, *behind: pa.Table) -> pa.Table:
     """Return the late records that none of these tables has, by their coordinates."""
-    places = {place for rows in behind for place in _places(rows)}
-    is_new = [place not in places for place in _places(late)]
+    places = {place for rows in behind for place in row_values(rows, *_PLACE)}
+    is_new = [place not in places for place in row_values(late, *_PLACE)]
     return late.filter(pa.array(is_new, pa.bool_()))
 
 
@@ -396,14 +400,6 @@ def covering(firsts: Int64s, lasts: Int64s, count: int) -> list[tuple[int, int]]
     ]
 
 
-def _places(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    return zip(*(rows[name].to_pylist() for name in _PLACE), strict=True)
-
-
-def _keys(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    return zip(*(rows[name].to_pylist() for name in _KEY), strict=True)
-
-
 def _shares(late: Settled) -> Iterator[Settled]:
     """Yield late records in pieces that fit into memory with their values."""
     for begin, end in cuts(sizes_of(late.rows).tolist(), CHUNK_BYTES, MAX_KEYS):
@@ -418,9 +414,8 @@ def _by_key(late: Settled) -> Settled:
 
 
 def _is_of_key(rows: pa.Table, late: pa.Table, number: int) -> pa.Array:
-    """Return True for each row that has the key of the late record of this number."""
-    [key] = _keys(late.take([number % late.num_rows]))
-    return pa.array([each == key for each in _keys(rows)], pa.bool_())
+    [key] = row_values(late.take([number % late.num_rows]), *_KEY)
+    return pa.array([each == key for each in row_values(rows, *_KEY)], pa.bool_())
 
 
 def _chunks(late: Settled, near: Near, before: pa.Table, rules: LateRules) -> Iterator[Settled]:
@@ -431,14 +426,14 @@ def _chunks(late: Settled, near: Near, before: pa.Table, rules: LateRules) -> It
     """
     content = Counter[tuple[Any, ...]]()
     for rows in (near.closed, near.corrected, before):
-        for key, size in zip(_keys(rows), sizes_of(rows).tolist(), strict=True):
+        for key, size in zip(row_values(rows, *_KEY), sizes_of(rows).tolist(), strict=True):
             content[key] += size
     sizes = lengths(late.rows["value"]) + ROW_BYTES
     needed = list[int]()
     total = Counter[tuple[Any, ...]]()
     largest = Counter[tuple[Any, ...]]()
     columns = sizes.tolist(), rules.max_versions.tolist()
-    for key, size, most in zip(_keys(late.rows), *columns, strict=True):
+    for key, size, most in zip(row_values(late.rows, *_KEY), *columns, strict=True):
         total[key] += size
         largest[key] = max(size, largest[key])
         needed.append(content[key] + min(total[key], most * largest[key]))

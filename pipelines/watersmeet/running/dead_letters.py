@@ -52,8 +52,8 @@ from watersmeet.errors import (
     kind_of,
 )
 from watersmeet.faults import fault_point
-from watersmeet.kafka.cluster import Cluster, dead_letter_settings
-from watersmeet.kafka.publisher import Publisher, record_publisher
+from watersmeet.kafka.cluster import Cluster, copy_settings
+from watersmeet.kafka.publisher import Offsets, Publisher, record_publisher
 from watersmeet.kafka.reading import headers_of, read_tails
 from watersmeet.lake import tables
 from watersmeet.lake.chunks import (
@@ -65,9 +65,9 @@ from watersmeet.lake.chunks import (
     chunks_of,
     read_chunk,
 )
-from watersmeet.lake.generations import Generations, read_generations
-from watersmeet.lake.inputs import of_input, topic_partition
-from watersmeet.lake.published import last_letters
+from watersmeet.lake.generations import Generations
+from watersmeet.lake.inputs import of_input
+from watersmeet.lake.published import last_letters, letter_ends, topic_columns
 from watersmeet.lake.table_reader import Condition, TableReader, Where, within
 from watersmeet.monitoring.events import Failed, RecordsProcessed
 from watersmeet.running.owner import Owner, now_ms
@@ -88,16 +88,12 @@ def unsent(
 ) -> Where | None:
     """Return a condition for the rows of `late` or `quarantine` that are still to be sent.
 
-    `dead_letters` says which are sent. None if no topic is set.
+    `published` says which are sent. None if no topic is set.
     """
     topic = settings.publish.dead_letter_topics.get(table)
     if topic is None:
         return None
-    by = ["sink", "partition", "source", "topic"]
-    rows = reader.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}).to_pylist()
-    sent_until = {
-        topic_partition(row): row["next"] for row in rows if row["sink"].split(" ")[0] == topic
-    }
+    sent_until = {tp: offset for _, tp, offset in letter_ends(reader, [("topic", "=", topic)])}
     where: list[Sequence[Condition]] = []
     for input_id in settings.inputs:
         beyond = {p: (sent_until.get(TopicPartition(input_id, p), 0), None) for p in partitions}
@@ -121,12 +117,10 @@ class DeadLetters:
     now_s: Callable[[], float] = time.monotonic
     _sent_offsets: dict[int, dict[InputId, int]] | None = None
     _sink: str = ""
-    """The topic, as `dead_letters` names it."""
+    """The topic, as `published` names it."""
     _size: TransactionSize = field(default_factory=lambda: TransactionSize(CHUNKS, CHUNKS))
     _room: Room | None = None
     """Maximum size of a message in the topic, once the topic has refused one."""
-    _generations: Generations = field(default_factory=Generations)
-    """Empty until the lake has begun. No other one begins while this process is the owner."""
     _versions: list[int] = field(default_factory=list, repr=False)
     """Versions of the tables all of whose records are sent."""
 
@@ -138,7 +132,8 @@ class DeadLetters:
             versions = [self._engine.reader.version(table) for table in self._tables]
             if self._sent_offsets is not None and versions == self._versions:
                 return
-            sent_offsets = self.recover() if self._sent_offsets is None else self._sent_offsets
+            known = self._sent_offsets if self._publisher.has_begun else None
+            sent_offsets = self.recover() if known is None else known
             self._sent_offsets = None  # after a failure, only the topic knows what is sent
             with self.owner.step("gold", "plan"):
                 chunks = self._pending(sent_offsets)
@@ -175,20 +170,20 @@ class DeadLetters:
                 yield sent
 
     def complete(self) -> None:
-        """Complete `dead_letters`, as the topic says, and remember how far each partition is."""
+        """Complete `published`, as the topic says, and remember how far each partition is."""
         if self._sent_offsets is None and self._has_begun():
             self._sent_offsets = self.recover()
 
     def recover(self) -> dict[int, dict[InputId, int]]:
         """Return how far every partition of the topic is, by its last message that is this lake's.
 
-        For a partition without one, `dead_letters` says it. Afterwards no
-        transaction is open, and `dead_letters` has noted what is sent.
+        For a partition without one, `published` says it. Afterwards no
+        transaction is open, and `published` has noted what is sent.
         """
         self.check_owner()
         if self.topic not in self._cluster.partition_counts([self.topic]):
             topic_settings = {
-                **dead_letter_settings(self._cluster, self.settings),
+                **copy_settings(self._cluster, self.settings.topics),
                 "retention.ms": "-1",
             }
             self._cluster.create_topic(self.topic, self.partitions, topic_settings)
@@ -202,13 +197,14 @@ class DeadLetters:
         return noted | progress
 
     def _is_own(self, message: Message) -> bool:
-        """Return True unless a message says that it is another lake's."""
         return text_of(dict(headers_of(message)), LIFE) in ("", self._life)
 
     def _has_begun(self) -> bool:
-        if not self._generations:
-            self._generations = read_generations(self._engine.reader, self.settings)
         return bool(self._generations)
+
+    @property
+    def _generations(self) -> Generations:
+        return self.owner.history(self.settings).generations
 
     @property
     def _life(self) -> str:
@@ -252,6 +248,7 @@ class DeadLetters:
                 sent += rows.num_rows
                 yield dead_letter_messages(rows, self._named(after), self._room, self._life)
 
+        self.owner.rely_on_what_was_read()
         fault_point("letters.publish")
         with self.owner.step("gold", "publish"):
             self._publisher.send(made(), self._check_topic)
@@ -262,7 +259,6 @@ class DeadLetters:
 
     @property
     def _tables(self) -> list[str]:
-        """The tables with the rows of the view."""
         return [part.table for part in self._engine.lake.views[self.table].parts]
 
     def _records(self, chunk: Chunk) -> pa.Table:
@@ -322,21 +318,26 @@ class DeadLetters:
         return {**noted_offsets, **largest}
 
     def _note(self, now: Sent, before: Sent) -> None:
-        """Write to `dead_letters` what has changed (step 4)."""
+        """Write to `published` what has changed (step 4)."""
         at = now_ms()
         rows = [
-            (self._sink, *input_id, p, offset, at)
+            {
+                **topic_columns(self._sink),
+                "partition": p,
+                "last_source": input_id.source,
+                "last_topic": input_id.topic,
+                "last_offset": offset - 1,
+                "committed_at": at,
+            }
             for p, by_input in sorted(now.items())
             for input_id, offset in by_input.items()
             if offset > before.get(p, {}).get(input_id, 0)
         ]
         if rows:
-            self.owner.append(
-                tables.DEAD_LETTERS, self._engine.lake.layout[tables.DEAD_LETTERS].rows(rows)
-            )
+            layout = self._engine.lake.layout[tables.PUBLISHED]
+            self.owner.append(tables.PUBLISHED, layout.rows_of(rows))
 
     def _named(self, offsets: Sent) -> SentOffsets:
-        """Return the progress of the topic as its messages say it: by name of the input."""
         names = self.settings.input_names
         named = dict[int, dict[str, int]]()
         for p, by_input in offsets.items():
@@ -361,7 +362,7 @@ class DeadLetters:
         except KafkaAccessError:
             return DEFAULT_MESSAGE_BYTES
 
-    def _check_topic(self) -> None:
+    def _check_topic(self, _: Offsets) -> None:
         """Raise SinkReplacedError if the topic is not the one whose progress was read."""
         if self._identified() != self._sink:
             raise SinkReplacedError(self.topic)

@@ -1,16 +1,16 @@
 """Begins generations: the first one of a lake, and another one with each reset.
 
-One commit to `generations` decides each of them. A generation says at which offsets the merge
+One decision of the journal begins each of them. A generation says at which offsets the merge
 begins to read, and behind which messages of the sink it publishes. Nothing else crosses from the
 generation before it. It is made in these steps:
 
 1. the records from its offsets on that bronze lacks are read, if bronze has already read further;
 2. what it must know of published messages is written to silver under its number (rows `out`, and
    the idle decisions of a lost lake);
-3. *decide*: its rows of `generations` are written, in one commit.
+3. *decide*: the journal gets it.
 
 Before step 3 nobody looks at what step 2 has written, and another attempt writes it again. What
-follows for the generation before it is completed by `running.ended`.
+follows for the generation before it is completed by `end_earlier`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,34 +29,38 @@ from watersmeet.core.columns import groups, int64s
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.recovery import SinkState
-from watersmeet.core.sequence import MERGED, Tail
+from watersmeet.core.sequence import CORRECTED, MERGED, Tail
+from watersmeet.core.sequence import Sequence as Order
 from watersmeet.core.silver import in_silver
 from watersmeet.core.times import time_text
+from watersmeet.core.types import DUE
 from watersmeet.errors import ConfigurationError, OpenTransactionError
 from watersmeet.faults import fault_point
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import Publisher
-from watersmeet.kafka.transactions import open_transactions
+from watersmeet.kafka.reading import open_transactions
 from watersmeet.lake import tables
-from watersmeet.lake.commits import bronze_application
+from watersmeet.lake.commits import RESETTING, bronze_application
 from watersmeet.lake.decisions import Decided, decision_rows
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.erased import read_erased
 from watersmeet.lake.generations import (
     Generation,
     Generations,
-    generation_rows,
-    is_begun,
+    InKafka,
+    generation_body,
     read_generations,
 )
 from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.journal import BEGIN, CLOSED
 from watersmeet.lake.progress import last_batch
+from watersmeet.lake.published import last_tails, topic_of
 from watersmeet.lake.recovered import joined, out_rows, read_back_until, rows_of_parts
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, row_count, within
 from watersmeet.lake.unpublished import reached, unpublished
-from watersmeet.running.beginnings import first_beginning
+from watersmeet.running.beginnings import first_beginning, read_in_kafka
 from watersmeet.running.bronze_table import BronzeTable, kafka_input, without_existing
-from watersmeet.running.ended import end_earlier
+from watersmeet.running.correcting import Correcting
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.running.published_parts import (
@@ -80,33 +84,30 @@ def begin_first(
     every other publisher of their topics before these are read. Raises ConfigurationError if the
     lake cannot begin like that.
     """
-    reader = owner.engine.reader
-    if is_begun(reader):
+    if owner.history(settings).generations:
         return
     for publisher in publishers:
         publisher.begin()
     of_sink = next(iter(publishers), None)
     generation, states = first_beginning(settings, partitions, of_sink)
-    now = now_ms()
     decided = [
         (TopicPartition(input_id, p), decision)
         for p, state in states.items()
         for input_id, name in settings.input_names.items()
         for decision in state.decisions.get(name, ())
     ]
-    _write_published(owner, 0, _recovered_rows(states), decided)
-    _decide(owner, settings, generation._replace(decided_at=now))
+    known = _write_published(owner, 0, _recovered_rows(states), decided)
+    _decide(owner, generation._replace(known=known))
 
 
-def check_beginning(reader: TableReader, settings: Settings, partitions: int) -> None:
+def check_beginning(settings: Settings, partitions: int) -> None:
     """Raise ConfigurationError if a lake that has not begun cannot begin as `kafka.start` says.
 
     This is checked before anything of the lake is created. While a transaction is open in the sink,
     nothing is raised: `begin_first` reads the sink when nobody else can publish.
     """
-    if not read_generations(reader, settings):
-        with suppress(OpenTransactionError):
-            first_beginning(settings, partitions)
+    with suppress(OpenTransactionError):
+        first_beginning(settings, partitions)
 
 
 def _recovered_rows(states: Mapping[int, SinkState]) -> list[dict[str, Any]]:
@@ -141,6 +142,7 @@ def preview(reader: TableReader, settings: Settings, partitions: int) -> list[di
         begin = newest.offsets_of(input_id)
         offsets = next_offsets.of(input_id, newest) if generations else begin
         lost = next_offsets.lost(input_id, offsets, bounds)
+        next_offsets.replaced(input_id, offsets, bounds)
         for p, (first, end) in bounds.items():
             place = {
                 "source": name,
@@ -181,26 +183,26 @@ class TopicJump(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The offset that a topic-partition is reset to, and the end of what Kafka has."""
+    """The offset that a topic-partition is reset to, and what Kafka has."""
 
     offset: int
-    end: int
+    in_kafka: InKafka
 
 
 def targets_of(settings: Settings, partitions: int, to: str | int) -> dict[TopicPartition, Target]:
     """Return the targets of a reset to `earliest`, `latest` or a Kafka timestamp (ms)."""
+    in_kafka = read_in_kafka(settings, partitions)
+    if to == "latest":
+        return {tp: Target(kafka.end_offset, kafka) for tp, kafka in in_kafka.items()}
+    if to == "earliest":
+        return {tp: Target(kafka.first_offset, kafka) for tp, kafka in in_kafka.items()}
     cluster = Cluster(settings.kafka)
-    reset_targets = dict[TopicPartition, Target]()
-    for input_id in settings.inputs:
-        bounds = cluster.bounds(input_id.topic, partitions)
-        if isinstance(to, int):
-            targets = cluster.offsets_at(input_id.topic, partitions, to)
-        else:
-            targets = {p: end if to == "latest" else first for p, (first, end) in bounds.items()}
-        reset_targets |= {
-            TopicPartition(input_id, p): Target(at, bounds[p][1]) for p, at in targets.items()
-        }
-    return reset_targets
+    offsets = {
+        TopicPartition(input_id, p): offset
+        for input_id in settings.inputs
+        for p, offset in cluster.offsets_at(input_id.topic, partitions, int(to)).items()
+    }
+    return {tp: Target(offset, in_kafka[tp]) for tp, offset in offsets.items()}
 
 
 @dataclass
@@ -208,9 +210,9 @@ class Jump:
     """A reset of every topic-partition of a lake.
 
     `to`: the target in words. `tails`: the last message of the sink, by partition, and
-    `correction_tails` that of the topic of corrections. To commit the
-    reset, the layers must be owned, and what a crash has left must be complete, since the reset
-    starts from the current state.
+    `correction_tails` that of the topic of corrections; `topics`: these topics, as a generation has
+    them. To commit the reset, the layers must be owned, and what a crash has left must be complete,
+    since the reset starts from the current state.
     """
 
     owner: Owner
@@ -220,6 +222,7 @@ class Jump:
     targets: Mapping[TopicPartition, Target]
     tails: Mapping[int, Tail]
     correction_tails: Mapping[int, Tail] = field(default_factory=dict)
+    topics: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     @cached_property
     def _before(self) -> Generations:
@@ -231,7 +234,10 @@ class Jump:
     def jumps(self) -> list[TopicJump]:
         """The reset of each topic-partition."""
         next_offsets = reached(self._reader, self._before.newest, self._next_batch)
-        return [TopicJump(tp, next_offsets[tp], *target) for tp, target in self.targets.items()]
+        return [
+            TopicJump(tp, next_offsets[tp], target.offset, target.in_kafka.end_offset)
+            for tp, target in self.targets.items()
+        ]
 
     @cached_property
     def _generation(self) -> Generation:
@@ -245,17 +251,39 @@ class Jump:
             begin,
             self.tails,
             "reset",
-            now_ms(),
+            0,
             reason,
             epoch,
             self._before.newest.life,
             correction_tails=self.correction_tails,
+            reached={jump.tp: jump.from_offset for jump in self.jumps},
+            in_kafka={tp: target.in_kafka for tp, target in self.targets.items()},
+            topics=self.topics,
         )
 
     @property
     def _next_batch(self) -> int:
         last = last_batch(self._reader)
         return max(self._before.newest.from_batch, 0 if last is None else last.batch + 1)
+
+    def _check(self) -> None:
+        """Raise ConfigurationError where the lake cannot jump now."""
+        self._check_filled()
+        self._check_known()
+
+    def _check_filled(self) -> None:
+        """Raise ConfigurationError where a topic, one that was made again or has another name now,
+        does not have yet what the lake has published.
+        """
+        for sequence, tails in (MERGED, self.tails), (CORRECTED, self.correction_tails):
+            topic = topic_of(self.settings, sequence)
+            for p, noted in sorted(last_tails(self._reader, sequence).items()):
+                if p not in tails or tails[p].place < noted.place:
+                    raise ConfigurationError(
+                        f"{topic}[{p}] does not have yet all that this lake has published",
+                        where="--to",
+                        fix="run the lake until it has, then jump",
+                    )
 
     def _check_known(self) -> None:
         """Raise ConfigurationError where a lake that was taken up from its sink does not know which
@@ -285,19 +313,18 @@ class Jump:
     def preview(self) -> dict[str, Any]:
         """Return what the reset does.
 
-        That is: its offsets by topic-partition, how many open records it closes, and how many
-        finished, unpublished ones.
+        That is: its offsets by topic-partition, how many open records it closes, how many finished
+        ones and corrections that are not published, and how many late records it leaves that would
+        have made a correction.
         """
-        self._check_known()
+        self._check()
         unfinished: Where = [[("status", "in", ["open", "waiting"])]]
-        not_published = list(unpublished(self._before.newest, self._generation))
         return {
             "to": self.to,
             "open_records_closed": row_count(self._reader, tables.SILVER, unfinished),
-            "unpublished_records_closed": sum(
-                row_count(self._reader, tables.SILVER, portion)
-                for portion in in_portions(not_published)
-            ),
+            "unpublished_records_closed": self._unpublished(MERGED),
+            "corrections_closed": self._unpublished(CORRECTED),
+            "late_records_closed": self._pending_corrections(),
             "jumps": [
                 {
                     "source": self.settings.input_names[jump.tp.input],
@@ -312,9 +339,22 @@ class Jump:
             ],
         }
 
+    def _unpublished(self, sequence: Order) -> int:
+        where = unpublished(sequence, self._before.newest, self._generation)
+        portions = in_portions(list(where))
+        return sum(row_count(self._reader, sequence.table, portion) for portion in portions)
+
+    def _pending_corrections(self) -> int:
+        if not tables.has_corrections(self.settings):
+            return 0
+        last = last_batch(self._reader)
+        clocks = {} if last is None else last.clocks
+        correcting = Correcting(self.owner.engine, self.settings, self._before.newest)
+        return correcting.count_pending(clocks)
+
     def commit(self) -> None:
         """Make the reset. Raises ConfigurationError if it is not possible."""
-        self._check_known()
+        self._check()
         generation = self._generation
         for input_id in self.settings.inputs:
             self._read_missing(input_id)
@@ -335,8 +375,8 @@ class Jump:
             published = joined([*published.items(), *repeated.items()])
         else:
             published = passed_over(self._reader, self._before.newest)
-        _write_published(self.owner, generation.number, rows_of_parts(published))
-        _decide(self.owner, self.settings, generation)
+        known = _write_published(self.owner, generation.number, rows_of_parts(published))
+        _decide(self.owner, generation._replace(known=known))
         end_earlier(self.owner, self.settings)
 
     def _read_missing(self, input_id: InputId) -> None:
@@ -411,8 +451,9 @@ def _write_published(
     number: int,
     rows: Iterable[Mapping[str, Any]],
     decided: Iterable[Decided] = (),
-) -> None:
-    """Write what a generation must know of published messages (step 2).
+) -> int:
+    """Write what a generation must know of published messages (step 2), and return how many rows
+    without a key that are.
 
     This replaces what an attempt that was never committed has written.
     """
@@ -425,9 +466,11 @@ def _write_published(
     fault_point("beginning.known")
     schema = engine.lake.schema(tables.SILVER)
     idle = _rows_of_decisions(decided, now_ms(), number)
-    known = pa.concat_tables([out_rows(rows, number, schema), in_silver(idle, "idle", schema)])
+    out = out_rows(rows, number, schema)
+    known = pa.concat_tables([out, in_silver(idle, "idle", schema)])
     if known.num_rows:
         owner.append(tables.SILVER, known, application)
+    return int(out["merge_key"].null_count)
 
 
 def _rows_of_decisions(decided: Iterable[Decided], now: int, number: int) -> pa.Table:
@@ -447,7 +490,42 @@ def _rows_of_decisions(decided: Iterable[Decided], now: int, number: int) -> pa.
     )
 
 
-def _decide(owner: Owner, settings: Settings, generation: Generation) -> None:
-    """Commit a generation (step 3)."""
+def _decide(owner: Owner, generation: Generation) -> None:
     fault_point("beginning.decide")
-    owner.append(tables.GENERATIONS, generation_rows(settings, generation), bronze_application())
+    owner.decide(BEGIN, generation_body(generation), generation.number)
+
+
+_CLOSED: Final = {"valid": False, "invalid_reason": "reset"}
+
+
+def end_earlier(owner: Owner, settings: Settings) -> None:
+    """Close what the generation before the newest has left, and note that it is closed.
+
+    Afterwards no row of an earlier generation is open, waits, or is to be published.
+    """
+    history = owner.history(settings)
+    if history.is_closed:
+        return
+    generations = history.generations
+    newest = generations.newest
+    fault_point("reset.close")
+    ended = generations[-2]
+    never = dict.fromkeys([*DUE.names, "position"])
+    unfinished: Where = [[("status", "in", ["open", "waiting"]), *generations.batches(ended)]]
+    _change(owner, unfinished, {"status": "timed_out", **_CLOSED, **never})
+    for portion in in_portions(list(unpublished(MERGED, ended, newest))):
+        _change(owner, portion, _CLOSED)
+    for portion in in_portions(list(unpublished(CORRECTED, ended, newest))):
+        corrections = [[("status", "=", "correction"), *term] for term in portion]
+        _change(owner, corrections, {**_CLOSED, "has_message": False})
+    fault_point("reset.told")
+    owner.decide(CLOSED, {}, newest.number)
+
+
+def _change(owner: Owner, where: Where, values: Mapping[str, Any]) -> None:
+    if row_count(owner.engine.reader, tables.SILVER, where):
+        owner.change(
+            tables.SILVER,
+            RESETTING,
+            lambda commit: owner.engine.update(tables.SILVER, where, values, commit),
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple, cast
@@ -16,16 +16,28 @@ from confluent_kafka import Message
 from watersmeet.core.columns import both, groups, int64s, numbered
 from watersmeet.core.corrections import as_silver
 from watersmeet.core.message import as_read, message_values
-from watersmeet.core.recovery import life_headers
-from watersmeet.core.sequence import CORRECTED, MERGED, Headers, Sequence, Tail
+from watersmeet.core.recovery import life_headers, text_of
+from watersmeet.core.sequence import (
+    CORRECTED,
+    LIFE,
+    MERGED,
+    Headers,
+    Sequence,
+    Tail,
+    clock_of,
+)
+from watersmeet.core.times import time_text
 from watersmeet.engine import Engine
+from watersmeet.errors import ForeignMessageError, LakeBehindError, WatersmeetError
 from watersmeet.expressions.publish import Expressions, warn
 from watersmeet.kafka.publisher import sequence_tail
-from watersmeet.lake.epochs import Epochs, read_epochs
-from watersmeet.lake.generations import Generation, Generations, read_generations
+from watersmeet.kafka.reading import headers_of
+from watersmeet.lake.epochs import Epochs
+from watersmeet.lake.generations import Generation, Generations
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.published import last_tails
+from watersmeet.lake.published import last_tails, topic_of
 from watersmeet.lake.table_reader import Condition, row_count
+from watersmeet.running.owner import Owner
 from watersmeet.running.publication_plan import LIMIT_BYTES, Limits, Pending, Range, Unpublished
 from watersmeet.running.recovery_headers import RecoveryHeaders
 from watersmeet.running.transaction_size import TransactionSize
@@ -52,12 +64,10 @@ class Publication(NamedTuple):
 class LakeSequence:
     """A sequence of one lake's newest generation, in `partitions` partitions of a topic."""
 
-    engine: Engine
+    owner: Owner
     settings: Settings
     partitions: int
     sequence: Sequence = MERGED
-    _generations: Generations = field(default_factory=Generations)
-    """Empty until the lake has begun. No other one begins while this process is the owner."""
     _publishing: Generation | None = None
     """The one whose messages are pending."""
     _done: tuple[int, Mapping[int, Tail]] | None = None
@@ -66,8 +76,7 @@ class LakeSequence:
     @property
     def topic(self) -> str:
         """The topic that the messages go to."""
-        publish = self.settings.publish
-        return publish.topic if self.sequence is MERGED else cast(str, publish.corrections_topic)
+        return cast(str, topic_of(self.settings, self.sequence))
 
     def pending(self, tails: Mapping[int, Tail], size: TransactionSize) -> Pending | None:
         """Return what follows these last messages, about as much as a transaction takes.
@@ -147,13 +156,22 @@ class LakeSequence:
         """
         return sequence_tail(message, self.sequence, self.epochs.first_timeout_ms)
 
-    def first_tails(self) -> Mapping[int, Tail]:
-        """Return, by partition, the message behind which the newest generation publishes."""
-        return self._generations.newest.tails_of(self.sequence) if self.has_begun() else {}
+    def first_tails(self, sink: str) -> Mapping[int, Tail]:
+        """Return, by partition, the message behind which the newest generation publishes.
 
-    def noted(self, sink: str) -> dict[int, Tail]:
-        """Return, by partition, how far the sequences of a topic have come, as `published` says."""
-        return last_tails(self.engine.reader, self.sequence, sink)
+        None where the topic is another one now than when it began; `sink`: as `published` names it.
+        """
+        if not self.has_begun():
+            return {}
+        newest = self._generations.newest
+        is_its = newest.topics.get(self.sequence.table, sink) == sink
+        return newest.tails_of(self.sequence) if is_its else {}
+
+    def noted(self, sink: str, conditions: Collection[Condition] = ()) -> dict[int, Tail]:
+        """Return, by partition, how far the sequences of a topic have come, as those rows of
+        `published` say that meet all conditions.
+        """
+        return last_tails(self.engine.reader, self.sequence, sink, conditions)
 
     def bears_out(self, partition: int, tail: Tail, noted: Tail | None) -> bool:
         """Return True if the lake has what the last message of a partition says, with its number.
@@ -166,13 +184,24 @@ class LakeSequence:
         if noted is not None and tail.seq <= noted.seq:
             is_noted = tail.seq == noted.seq
             return tail.place == noted.place if is_noted else tail.place < noted.place
-        begun = self.first_tails().get(partition)
+        begun = self._generations.newest.tails_of(self.sequence).get(partition)
         if noted is None and begun is not None and tail.seq == begun.seq:
             return tail.place == begun.place
         return any(
             self._leads_to(partition, last, tail)
             for last in ((begun, None) if noted is None else (noted,))
         )
+
+    def refusal(self, partition: int, tail: Tail, message: Message) -> WatersmeetError:
+        """Return the error for the last message of a partition that the lake does not bear out."""
+        newest, last = self._generations.newest, last_batch(self.engine.reader)
+        clocks = last.clocks if last is not None and last.generation == newest.number else {}
+        clock, closed_at = clocks.get(partition), clock_of(tail.place)
+        is_own = text_of(dict(headers_of(message)), LIFE) == newest.life
+        if is_own and (clock is None or clock < closed_at):
+            end = "nothing" if clock is None else time_text(clock)
+            return LakeBehindError(f"{self.topic}[{partition}]", time_text(closed_at), end)
+        return ForeignMessageError(self.topic, partition, tail.offset or 0)
 
     def _leads_to(self, partition: int, last: Tail | None, tail: Tail) -> bool:
         """Return True if the rows after one message end at another, and are as many as it says."""
@@ -198,14 +227,21 @@ class LakeSequence:
 
     def has_begun(self) -> bool:
         """Return True where the lake says where its newest generation begins."""
-        if not self._generations:
-            self._generations = read_generations(self.engine.reader, self.settings)
         return bool(self._generations)
 
-    @cached_property
+    @property
     def epochs(self) -> Epochs:
-        """The epochs of the lake; no other one begins while this process is the owner."""
-        return read_epochs(self.engine.reader, self.settings)
+        """The epochs of the lake."""
+        return self.owner.history(self.settings).epochs
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the lake."""
+        return self.owner.engine
+
+    @property
+    def _generations(self) -> Generations:
+        return self.owner.history(self.settings).generations
 
     @property
     def _columns(self) -> list[str]:
@@ -219,15 +255,15 @@ class LakeSequence:
     ) -> tuple[Generation, ...]:
         """Return, in order, the generations that have messages beyond these tails.
 
-        All of them where the sink was made again since the newest began.
+        All of them where the topic was made again since the newest began.
         """
         newest = self._generations.newest
         is_behind = any(
             (p not in tails or tails[p].place < tail.place)
             and (partitions is None or p in partitions)
-            for p, tail in newest.tails.items()
+            for p, tail in newest.tails_of(self.sequence).items()
         )
-        return self._generations if is_behind and self.sequence is MERGED else (newest,)
+        return self._generations if is_behind else (newest,)
 
     def _unpublished(
         self,
@@ -235,7 +271,7 @@ class LakeSequence:
         tails: Mapping[int, Tail],
         clocks: Mapping[int, int] | None,
     ) -> Unpublished:
-        begun = generation.tails if self.sequence is MERGED else {}
+        begun = generation.tails_of(self.sequence)
         later = {
             p: max((each[p] for each in (begun, tails) if p in each), key=attrgetter("place"))
             for p in begun.keys() | tails.keys()

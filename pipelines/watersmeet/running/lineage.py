@@ -1,8 +1,7 @@
 """OpenLineage events: one for each batch of a layer, with what it read and what it wrote.
 
-The client library of OpenLineage sends them. Datasets are named by OpenLineage's conventions: a
-topic by its broker, a table by the store and path of its folder. There is no convention for a table
-of a catalog, which is `catalog://CATALOG` and `SCHEMA.TABLE`.
+Datasets are named by OpenLineage's conventions: a topic by its broker, a table by the store and
+path of its folder; for a table of a catalog there is none: `catalog://CATALOG` and `SCHEMA.TABLE`.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ class Dataset(NamedTuple):
 
 
 class Lineage:
-    """An observer of a run that sends what it sees in a thread of its own.
-
-    A backend that fails stops nothing, and causes one warning.
-    """
+    """An observer of a run that sends what it sees in a thread; a failing backend stops nothing."""
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
         from openlineage.client import OpenLineageClient
@@ -85,58 +81,45 @@ class Lineage:
     def _warn(self, why: str) -> None:
         if not self._is_warned:
             self._is_warned = True
-            log.warning(
-                "lineage: an event could not be sent (%s); the run goes on, and this is not said "
-                "again",
-                why,
-            )
+            goes_on = "the run goes on, and this is not said again"
+            log.warning("lineage: an event could not be sent (%s); %s", why, goes_on)
 
     def _event(self, batch: RecordsProcessed) -> Any:
-        from openlineage.client.event_v2 import (
-            InputDataset,
-            Job,
-            OutputDataset,
-            Run,
-            RunEvent,
-            RunState,
-        )
+        from openlineage.client import event_v2 as v2
 
         inputs, outputs = self._datasets(batch)
-        return RunEvent(
+        return v2.RunEvent(
             eventTime=datetime.now(timezone.utc).isoformat(),
             producer=PRODUCER,
-            run=Run(str(uuid.uuid4())),
-            job=Job("watersmeet", f"{self._settings.name}.{batch.layer}"),
-            eventType=RunState.COMPLETE,
-            inputs=[InputDataset(*dataset) for dataset in inputs],
-            outputs=[
-                OutputDataset(*dataset, outputFacets=_written(rows)) for dataset, rows in outputs
-            ],
+            run=v2.Run(str(uuid.uuid4())),
+            job=v2.Job("watersmeet", f"{self._settings.name}.{batch.layer}"),
+            eventType=v2.RunState.COMPLETE,
+            inputs=[v2.InputDataset(*each) for each in inputs],
+            outputs=[v2.OutputDataset(*each, outputFacets=_written(n)) for each, n in outputs],
         )
 
     def _datasets(
         self, batch: RecordsProcessed
     ) -> tuple[list[Dataset], list[tuple[Dataset, int | None]]]:
-        """Return what a batch read, and what it wrote, with the number of rows if that is known."""
+        settings = self._settings
         counts: Counter[str] = Counter()
         for outcomes in batch.topics.values():
             for (outcome, _), records in outcomes.items():
                 counts[outcome] += records
         topics = [self._topic(topic) for topic in batch.topics]
         if batch.layer == "repartition":
-            kept = {
-                self._settings.sources[name].topics[0]: repartition.from_topics
-                for name, repartition in self._settings.repartitioned.items()
+            origins = {
+                settings.sources[name].topics[0]: repartition.from_topics
+                for name, repartition in settings.repartitioned.items()
             }
-            copied = {topic: sum(outcomes.values()) for topic, outcomes in batch.topics.items()}
-            read = [self._topic(origin) for topic in copied for origin in kept[topic]]
-            return read, [(self._topic(topic), rows) for topic, rows in copied.items()]
-        sources = [
-            name
-            for name, source in self._settings.sources.items()
+            read = [self._topic(origin) for topic in batch.topics for origin in origins[topic]]
+            copied = [sum(outcomes.values()) for outcomes in batch.topics.values()]
+            return read, [*zip(topics, copied, strict=True)]
+        bronze = [
+            self._table(tables.bronze(name))
+            for name, source in settings.sources.items()
             if batch.topics.keys() & set(source.topics)
         ]
-        bronze = [self._table(tables.bronze(source)) for source in sources]
         if batch.layer == "bronze":
             return topics, [(table, sum(counts.values())) for table in bronze]
         silver = self._table(tables.SILVER)
@@ -162,19 +145,16 @@ class Lineage:
 def _written(rows: int | None) -> dict[str, Any]:
     from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
 
-    return (
-        {}
-        if rows is None
-        else {"outputStatistics": statistics.OutputStatisticsOutputDatasetFacet(rowCount=rows)}
-    )
+    if rows is None:
+        return {}
+    return {"outputStatistics": statistics.OutputStatisticsOutputDatasetFacet(rowCount=rows)}
 
 
 @contextmanager
 def sending(settings: Settings) -> Iterator[list[Observer]]:
-    """Send events inside the `with` block, if the configuration asks for them.
+    """Provide the observers, one or none, that send events as the configuration asks.
 
-    Yields the observers that a run is to tell, one or none. Raises ConfigurationError if
-    OpenLineage's client is not installed.
+    Raises ConfigurationError if OpenLineage's client is not installed.
     """
     if settings.lineage is None:
         yield []

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import int64s
-from watersmeet.core.input_columns import input_numbers
+from watersmeet.core.columns import input_numbers, int64s
 from watersmeet.core.inputs import InputId, names_of
 from watersmeet.core.merge import (
     NO_MESSAGES,
@@ -146,10 +145,9 @@ def _check_complete(records: pa.Table, batch: Batch, counts: pa.Table) -> None:
         existing = np.count_nonzero(is_its & (numbers == inputs.index(input_id)))
         if existing < count["records"]:
             raise MissingRecordsError(
-                names_of(inputs)[input_id],
-                tables.bronze(input_id.source),
-                partition,
-                f"{done.from_offset} to {done.until_offset - 1}",
-                existing,
-                count["records"],
+                f"bronze of {names_of(inputs)[input_id]} has lost records: {existing} of "
+                f"{count['records']} were read of partition {partition}, offsets "
+                f"{done.from_offset} to {done.until_offset - 1}, and nothing was merged",
+                fix=f"bring the files of {tables.bronze(input_id.source)} back, or look for what "
+                "deletes them",
             )

@@ -8,37 +8,35 @@ apart: the last ones that bronze has of each partition are compared, with Kafka'
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import pyarrow as pa
 
 from watersmeet.core.inputs import InputId, of_source
-from watersmeet.core.reading import Reason
 from watersmeet.kafka.cluster import Cluster
-from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
 from watersmeet.lake.identity import remade_topics
 from watersmeet.lake.inputs import of_topic
-from watersmeet.lake.table_reader import TableReader, normalise
+from watersmeet.lake.table_reader import TableReader, by_partition
+from watersmeet.running.same_records import compare
 from watersmeet.settings import Settings
 
 LAST = 5
 """Number of last offsets in bronze whose records are compared."""
 
-_RECORD = ["offset", "kafka_timestamp", "key", "value"]
-_KEPT = [*_RECORD, "reason"]
-
 
 def moved_topics(
-    reader: TableReader, settings: Settings, partitions: int, facts: Mapping[str, str]
+    reader: TableReader,
+    settings: Settings,
+    partitions: int,
+    kept: Mapping[str, str],
+    facts: Mapping[str, str],
 ) -> set[str]:
-    """Return those of `facts` (`lake.identity`) that differ only because the topics have moved.
+    """Return those of `facts` (`lake.identity`) that differ from what the lake keeps only because
+    the topics have moved.
 
     Raises what Kafka raises.
     """
     cluster = Cluster(settings.kafka)
     moved = set[str]()
-    for field, topics in remade_topics(reader, facts).items():
+    for field, topics in remade_topics(kept, facts).items():
         inputs = [
             input_id
             for input_id in of_source(settings.inputs, field.split(".")[1])
@@ -57,39 +55,18 @@ def _has_the_records(
     In each partition it must have at least one record that bronze has, and none that differs.
     """
     table = tables.bronze(input_id.source)
-    topic = input_id.topic
     if not reader.exists(table):
         return False
-    values = {"offset": ("max", "offset")}
-    last = reader.summary(table, ["partition"], values, of_topic(input_id)).to_pylist()
-    bounds = cluster.bounds(topic, partitions)
-    for p, offset in ((row["partition"], row["offset"]) for row in last):
-        first, end = bounds.get(p, (0, 0))
-        since = max(first, offset - LAST + 1)
-        if not since <= offset < end:
-            return False
-        where = [[("partition", "=", p), ("offset", ">=", since), ("offset", "<=", offset)]]
-        rows = reader.select(table, _KEPT, of_topic(input_id, where))
-        read = read_range(settings.kafka, Range(topic, p, since, offset + 1))
-        in_kafka = {
-            row["offset"]: row
-            for batch in read
-            for row in normalise(pa.table(batch.select(_RECORD))).to_pylist()
+    values = {"last": ("max", "offset")}
+    last = by_partition(reader.summary(table, ["partition"], values, of_topic(input_id)), "last")
+    bounds = cluster.bounds(input_id.topic, partitions)
+    within = {p: bounds[p] for p, offset in last.items() if p in bounds and offset < bounds[p][1]}
+    found: dict[int, set[bool | None]] = {p: set() for p in last}
+    for nth in range(LAST):
+        ranges = {
+            p: (max(first, last[p] - LAST + 1), last[p] + 1 - nth)
+            for p, (first, _) in within.items()
         }
-        pairs = [
-            (row, in_kafka[row["offset"]]) for row in rows.to_pylist() if row["offset"] in in_kafka
-        ]
-        if not pairs or not all(_is_same(*pair) for pair in pairs):
-            return False
-    return bool(last)
-
-
-def _is_same(kept: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Return True if a row of bronze is a record of Kafka.
-
-    One that was forgotten, or is too large, is compared by its offset and time alone.
-    """
-    is_erased = kept["value"] is None and (
-        kept["key"] is None or kept["reason"] == Reason.TOO_LARGE.value
-    )
-    return all(kept[column] == record[column] for column in (_RECORD[:2] if is_erased else _RECORD))
+        for p, (_, is_same) in compare(reader, settings.kafka, input_id, ranges).items():
+            found[p].add(is_same)
+    return bool(last) and all(True in each and False not in each for each in found.values())

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from watersmeet.core.inputs import InputId
-from watersmeet.errors import ConfigurationError, DataLossError
+from watersmeet.errors import ConfigurationError, DataLossError, RecordsReplacedError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
-from watersmeet.lake.commits import application_of, bronze_application, last_decision
-from watersmeet.lake.generations import Generation, read_generations
-from watersmeet.lake.inputs import of_input
+from watersmeet.lake.commits import application_of, last_decision
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import History, read_history
+from watersmeet.lake.journal import SKIP
 from watersmeet.lake.newest import row_ends
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.table_reader import TableReader
-from watersmeet.running.owner import Owner, now_ms
+from watersmeet.running.owner import Owner
+from watersmeet.running.same_records import replaced_from
 from watersmeet.settings import Settings
+
+log = logging.getLogger("watersmeet.bronze")
 
 Bounds = Mapping[int, tuple[int, int]]
 """The first offset that Kafka has and the end, by partition."""
@@ -46,7 +52,8 @@ class NextOffsets:
         it; the first of the newest generation; and the end of an accepted gap. `generation`: the
         newest one, if it is known; `beyond`: what `beyond_rows` returns, if it is known.
         """
-        newest = generation or read_generations(self.reader, self.settings).newest
+        history = self._history()
+        newest = generation or history.generations.newest
         offsets = newest.offsets_of(input_id)
         last = last_batch(self.reader)
         ranges = {} if last is None else last.ranges
@@ -55,12 +62,11 @@ class NextOffsets:
             for tp, done in ranges.items()
             if tp.input == input_id and done.until_offset
         }
-        gaps = self.reader.select(tables.RESETS, ["partition", "to_offset"], of_input(input_id))
         for p, offset in [
             *consumed.items(),
             *row_ends(self.reader, input_id, consumed).items(),
             *(self.beyond_rows(input_id) if beyond is None else beyond).items(),
-            *(tuple(row.values()) for row in gaps.to_pylist()),
+            *((s.tp.partition, s.to_offset) for s in history.skips if s.tp.input == input_id),
         ]:
             offsets[p] = max(offset, offsets.get(p, 0))
         return {p: offsets.get(p, 0) for p in range(self.partitions)}
@@ -80,28 +86,30 @@ class NextOffsets:
     def checked(self, input_id: InputId, beyond: Mapping[int, int] | None = None) -> dict[int, int]:
         """Return, by partition, the offset that is read next and that Kafka has.
 
-        A gap that is accepted is recorded in `resets`. Raises DataLossError if Kafka has deleted
-        offsets that were not read and `on_data_loss` is `stop`.
+        A gap that is accepted is decided. Raises DataLossError if Kafka has deleted
+        offsets that were not read, or RecordsReplacedError if it has other records at offsets that
+        were, and `on_data_loss` is `stop`.
         """
         bounds = self.bounds(input_id)
         offsets = self.of(input_id, beyond=beyond)
         lost = self.lost(input_id, offsets, bounds)
-        if lost:
+        replaced = self.replaced(input_id, offsets, bounds)
+        if gaps := [
+            {**input_id._asdict(), "partition": p, "from_offset": since, "to_offset": until}
+            for p, (since, until) in [*lost.items(), *replaced.items()]
+        ]:
             if self.owner is None:
                 raise ValueError("a gap can only be accepted by the owner of bronze")
-            now = now_ms()
-            reason = "on_data_loss: continue"
-            rows = [(*input_id, p, *gap, now, reason) for p, gap in lost.items()]
-            self.owner.append(
-                tables.RESETS,
-                tables.layout(self.settings)[tables.RESETS].rows(rows),
-                bronze_application(),
-            )
+            self.owner.decide(SKIP, {"jumps": gaps, "reason": "on_data_loss: continue"})
         return {p: max(offset, bounds[p][0]) for p, offset in offsets.items()}
 
     def bounds(self, input_id: InputId) -> Bounds:
         """Return the first offset that Kafka has of an input and the end, by partition."""
-        return Cluster(self.settings.kafka).bounds(input_id.topic, self.partitions)
+        return self._cluster.bounds(input_id.topic, self.partitions)
+
+    def leader_epochs(self, input_id: InputId) -> dict[int, int]:
+        """Return `Cluster.leader_epochs` of an input."""
+        return self._cluster.leader_epochs(input_id.topic, self.partitions)
 
     def lost(
         self, input_id: InputId, offsets: Mapping[int, int], bounds: Bounds
@@ -127,3 +135,35 @@ class NextOffsets:
         if lost and self.settings.kafka.on_data_loss == "stop":
             raise DataLossError(self.settings.input_names[input_id], topic, lost)
         return lost
+
+    def replaced(
+        self, input_id: InputId, offsets: Mapping[int, int], bounds: Bounds
+    ) -> dict[int, tuple[int, int]]:
+        """Return, by partition, the offsets before those that are read next at which Kafka has
+        other records than bronze, if that is accepted.
+
+        Raises RecordsReplacedError if it is not. What lies before an accepted gap is not compared.
+        """
+        ranges = {p: (bounds[p][0], offset) for p, offset in offsets.items()}
+        for skip in self._history().skips:
+            p = skip.tp.partition
+            if skip.tp.input == input_id and p in ranges:
+                ranges[p] = max(ranges[p][0], skip.to_offset), offsets[p]
+        firsts = replaced_from(self.reader, self.settings.kafka, input_id, ranges)
+        replaced = {p: (first, offsets[p]) for p, first in firsts.items()}
+        if not replaced:
+            return {}
+        error = RecordsReplacedError(self.settings.input_names[input_id], input_id.topic, replaced)
+        if self.settings.kafka.on_data_loss == "stop":
+            raise error
+        log.warning("%s", error.problem.what)
+        return replaced
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        return Cluster(self.settings.kafka)
+
+    def _history(self) -> History:
+        if self.owner is None:
+            return read_history(self.reader, self.settings)
+        return self.owner.history(self.settings)

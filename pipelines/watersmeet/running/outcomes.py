@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from watersmeet.core.columns import row_values
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import BatchPlan
 from watersmeet.core.sequence import EXCESS, TOO_MANY
@@ -39,7 +40,7 @@ def judged_by(reader: TableReader, batch: int) -> dict[str | None, int]:
     """Return how many merge records a batch has judged, by the reason why they are not valid."""
     where: Where = [[("batch", "=", batch), ("status", "=", "timed_out")]]
     rows = reader.summary(tables.SILVER, ["invalid_reason"], {"rows": ("count", "*")}, where)
-    return dict(zip(*(rows[name].to_pylist() for name in ("invalid_reason", "rows")), strict=True))
+    return dict(row_values(rows, "invalid_reason", "rows"))
 
 
 def _warn_of_failures(
@@ -129,7 +130,7 @@ def _not_merged(reader: TableReader, plan: BatchPlan) -> Iterator[tuple[str, int
             for kind in kinds
         ]
         rows = reader.summary(tables.SILVER, ["topic"], {"rows": ("count", "*")}, where)
-        yield from zip(rows["topic"].to_pylist(), rows["rows"].to_pylist(), strict=True)
+        yield from row_values(rows, "topic", "rows")
 
 
 def _consumed(reader: TableReader, input_id: InputId, plan: BatchPlan) -> tuple[int, int]:
@@ -159,7 +160,5 @@ def _consumed(reader: TableReader, input_id: InputId, plan: BatchPlan) -> tuple[
             {"rows": ("count", "*")},
             of_topic(input_id, where),
         )
-        counts.update(
-            dict(zip(rows["heartbeat"].to_pylist(), rows["rows"].to_pylist(), strict=True))
-        )
+        counts.update(dict(row_values(rows, "heartbeat", "rows")))
     return counts[False], counts[True]

@@ -10,20 +10,45 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from watersmeet.core.inputs import InputId, of_source
 from watersmeet.engine import Engine, Rows
 from watersmeet.errors import CommitRepeatedError, LeaseLostError
-from watersmeet.lake.commits import APPLICATION, UNREAD, Commit, last_commit, last_decision
-from watersmeet.lake.conflicts import is_conflict, suppress_conflict
+from watersmeet.lake import tables
+from watersmeet.lake.commits import (
+    APPLICATION,
+    DELETING,
+    RESETTING,
+    UNREAD,
+    Commit,
+    application_of,
+    bronze_application,
+    is_conflict,
+    last_commit,
+    last_decision,
+    suppress_conflict,
+)
+from watersmeet.lake.history import History, read_history
+from watersmeet.lake.journal import (
+    ATTEMPTS,
+    OWNER,
+    later_layers,
+    next_seq,
+    try_decide,
+    undecided,
+)
 from watersmeet.lake.restored import check_table
 from watersmeet.lake.table_reader import ReadOnce
+from watersmeet.lake.tables import JOURNAL
 from watersmeet.monitoring.events import Committed, Observer, StepDone, ignore
+from watersmeet.settings import Settings
 
 _ATTEMPTS = 20
 
@@ -41,6 +66,9 @@ class Owner:
     notify: Observer = ignore
     is_observed: bool = False
     """True where somebody wants to know the outcomes of records, which takes queries."""
+    layers: Collection[str] = ()
+    """The layers that it has taken, as the journal says."""
+    _history: History | None = None
     _last: dict[tuple[str, str], int] = field(default_factory=dict)
     _versions: dict[str, int] = field(default_factory=dict)
     """By table, the last version that this owner has made."""
@@ -57,13 +85,59 @@ class Owner:
         Raises LeaseLostError if a later owner has written to it, and ConfigurationError where it
         was restored to a version without what an owner has written.
         """
-        reader = self.engine.reader
-        if reader.version(table) != self._versions.get(table):
-            check_table(reader, self.engine.lake, table)
+        self._check_restored(table)
         # The number is known again once the commit is confirmed: after a failure, read the table.
         number = self._last.pop((table, application), None)
         number = self.last_number(table, application) if number is None else number
         return Commit(application, self.token, number + 1, facts or {})
+
+    def _check_restored(self, table: str) -> None:
+        reader = self.engine.reader
+        if reader.version(table) != self._versions.get(table):
+            check_table(reader, self.engine.lake, table)
+
+    def take(self, layers: Collection[str]) -> None:
+        """Take layers in the journal, so that no earlier owner of one decides anything afterwards.
+
+        Raises LeaseLostError if a later owner has taken one.
+        """
+        self.layers = layers
+        self.decide(OWNER, {"layers": [*layers]})
+
+    def history(self, settings: Settings) -> History:
+        """Return what was decided about the lake, read again until the lake has begun.
+
+        Nobody else decides anything about the layers of an owner.
+        """
+        if self._history is None or not self._history.generations:
+            self._history = read_history(self.engine.reader, settings)
+        return self._history
+
+    def decide(self, kind: str, body: Mapping[str, Any], generation: int | None = None) -> None:
+        """Append a decision to the journal.
+
+        Raises LeaseLostError, and decides nothing, if a later owner has taken one of the layers.
+        """
+        reader = self.engine.reader
+        self._check_restored(JOURNAL)
+        self._history = None
+        for _ in range(ATTEMPTS):
+            seq = next_seq(reader)  # read first: whoever takes a layer after this has this number
+            if later_layers(reader, self.token).intersection(self.layers):
+                raise LeaseLostError(self.engine.lake.location)
+            append = self.engine.append
+            if try_decide(reader, append, seq, kind, body, generation=generation, token=self.token):
+                self.notify(Committed(JOURNAL))
+                return
+        raise undecided()
+
+    def rely_on_what_was_read(self) -> None:
+        """Make durable what this process has read of the lake, whoever has committed it.
+
+        Called before something is done that follows from it, and that outlives a power cut.
+        """
+        lake = self.engine.lake
+        lake.durable.rely_on(lake.layout.keys() - lake.external_tables.keys())
 
     def last_number(self, table: str, application: str) -> int:
         """Return the number of this owner's last commit to a table, as the table says.
@@ -86,7 +160,11 @@ class Owner:
         if last is None or last[1].transaction_version != commit.transaction_version:
             raise LeaseLostError(self.engine.lake.location)
         if last[1] != Commit.parse(commit.metadata):
-            raise CommitRepeatedError(table, self.engine.lake.location)
+            raise CommitRepeatedError(
+                f"a commit to {table} of {self.engine.lake.location} was made by an earlier try, "
+                "whose answer did not come",
+                fix="if this goes on, look at what the store answers",
+            )
         self._last[table, commit.application] = commit.number
         self._versions[table] = last[0].number
         self.notify(Committed(table))
@@ -141,16 +219,13 @@ class Owner:
         yield
         self.notify(StepDone(layer, name, time.monotonic() - since))
 
-    def fence(
-        self, table: str, applications: Iterable[str] = (APPLICATION,), *, is_shared: bool = False
-    ) -> None:
+    def fence(self, table: str, applications: Iterable[str] = (APPLICATION,)) -> None:
         """Keep every earlier owner out of a table, with an empty commit under this owner's token
         for each application.
 
         The commit repeats the application's last decision. What earlier owners write from then on
         is skipped by Delta, or ends in a conflict. Raises LeaseLostError if a later owner has
-        written to the table. If owners of several layers write to it (`is_shared`), it is not
-        raised: that owner has fenced the table.
+        written to the table.
         """
         waiting = set(applications)
         for _ in range(_ATTEMPTS):
@@ -164,7 +239,7 @@ class Owner:
                     continue
                 if last[1].token == self.token:
                     self._last[table, application] = last[1].number
-                elif not is_shared:
+                else:
                     raise LeaseLostError(self.engine.lake.location)
                 waiting.remove(application)
             if not waiting:
@@ -188,3 +263,48 @@ class Owner:
 def now_ms() -> int:
     """Return the wall clock's time in epoch ms."""
     return time.time_ns() // 1_000_000
+
+
+def fence_all(owner: Owner, written: Sequence[tuple[str, str]]) -> None:
+    """Fence every earlier owner out of tables, each for an application (`written_by`)."""
+    by_table: dict[str, set[str]] = {}
+    for table, application in written:
+        by_table.setdefault(table, set()).add(application)
+
+    def fence(table: str) -> None:
+        owner.fence(table, by_table[table])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fence, by_table))
+
+
+def written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
+    """Return the tables to which a layer's owner commits under its token, with their applications.
+
+    Delta counts transaction versions by application: what the owner decides has one, and what it
+    deletes another.
+    """
+    if layer == "bronze":
+        read = [(tables.bronze(i.source), application_of(settings, i)) for i in settings.inputs]
+        deleted = [
+            (name, DELETING) for name in (*map(tables.bronze, settings.sources), tables.ERASED)
+        ]
+        return [*read, (tables.SILVER, bronze_application()), *deleted]
+    if layer == "silver":
+        deleted = [(name, DELETING) for name in (tables.SILVER, tables.BASES)]
+        decided = [(name, APPLICATION) for name in (tables.SILVER, tables.BASES)]
+        decided.append((tables.SILVER, RESETTING))
+        return [*decided, *deleted]
+    return [(tables.PUBLISHED, APPLICATION)]
+
+
+def kept_by(layer: str, settings: Settings, input_id: InputId | None = None) -> list[str]:
+    """Return the tables that the owner of a layer keeps small (`Table.keeper`); with an input, its
+    share, which is its source's table, or that and all others for the first input.
+    """
+    kept = [table.name for table in tables.layout(settings).values() if table.keeper == layer]
+    if input_id is None:
+        return kept
+    of_bronze = {tables.bronze(source): source for source in settings.sources}
+    firsts = {name: of_source(settings.inputs, source)[0] for name, source in of_bronze.items()}
+    return [name for name in kept if firsts.get(name, settings.inputs[0]) == input_id]

@@ -13,26 +13,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.clocks import Clocks, SharedClock, clocks_of, lookahead
-from watersmeet.core.columns import NULL_TIME, Int64s, groups, int64s
+from watersmeet.core.avro_schema import AvroSchema
+from watersmeet.core.clocks import Clocks, clocks_of, lookahead
+from watersmeet.core.columns import NULL_TIME, Int64s, groups, int64s, row_values
 from watersmeet.core.idle import Idle, IdleDecision
 from watersmeet.core.inputs import InputId
+from watersmeet.core.merge import Batch
 from watersmeet.core.plan import (
     NOTHING_AVAILABLE,
     Available,
     BatchPlan,
     End,
     OffsetRange,
-    Rules,
     TopicPartition,
     heads_of,
     plan_batch,
 )
 from watersmeet.core.reading import RECORD_BYTES, REDRIVEN_FROM
-from watersmeet.core.step import State
+from watersmeet.core.state import State
 from watersmeet.core.types import TENANT
+from watersmeet.engine import Engine
 from watersmeet.lake import tables
+from watersmeet.lake.generations import Generation
 from watersmeet.lake.inputs import first_offsets, of_topic
+from watersmeet.lake.recovered import read_out
+from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import TableReader, sizes_of, within
 from watersmeet.monitoring.events import MergeProgress, SourceStanding
 from watersmeet.settings import Settings
@@ -64,23 +69,16 @@ class Sizes(NamedTuple):
 class Planner:
     """Plans the batches of one lake, from a state on; writes nothing.
 
-    - `rules`: those of the settings' epoch.
+    - `state`: that after the last batch, under the rules of the settings' epoch.
     - `max_bytes`: maximum size of a batch's records, as they are in memory (`Engine.merge_bytes`).
-    - `epoch`: the number of the settings' epoch, and the batch that it begins with.
-    - `generation`: that of the batches.
-    - `idle`: the idle policy's decisions.
     - `ends`: where a rebuild stops; without any, bronze is merged as far as the clock goes.
     - `has_redriven`: True where there may be redriven records among those that the last plan saw.
     """
 
     reader: TableReader
     settings: Settings
-    rules: Rules
     state: State
     max_bytes: int
-    epoch: tuple[int, int] = (0, 0)
-    generation: int = 0
-    idle: dict[TopicPartition, list[IdleDecision]] = field(default_factory=dict)
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
     has_redriven: bool = field(default=True, repr=False)
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
@@ -93,20 +91,15 @@ class Planner:
 
     @property
     def clocks(self) -> Clocks:
-        """The clocks after the last plan, or else after the last batch."""
+        """The clocks after the last plan. Raises ValueError where none was made."""
         if self._clocks is None:
-            return SharedClock(BatchPlan(-1, {}, self.state.clocks, has_late=False), {})
+            raise ValueError("nothing is planned")
         return self._clocks
 
     @property
     def partitions(self) -> list[int]:
         """The Kafka partitions that the merge reads."""
         return sorted({tp.partition for tp in self.state.cursors})
-
-    def resume(self, state: State, clocks: Clocks) -> None:
-        """Continue after a batch that has left this state and these clocks."""
-        self.state = state._replace(heads=clocks.heads())
-        self._clocks = clocks
 
     def next(self) -> BatchPlan | None:
         """Return the next batch; None if nothing has changed.
@@ -123,12 +116,8 @@ class Planner:
             return None
         rows = self._looked_at()
         self._clocks = self._clocks_after(plan, rows)
-        may_have_late = self._clocks.may_have_late(rows, self.rules)
-        return replace(plan, has_late=plan.has_late or self.begins_epoch(plan) or may_have_late)
-
-    def begins_epoch(self, plan: BatchPlan) -> bool:
-        """Return True if a plan is the first one of an epoch other than the lake's first."""
-        return plan.epoch > 0 and self.epoch == (plan.epoch, plan.batch)
+        may_have_late = self._clocks.may_have_late(rows, self.state.rules)
+        return replace(plan, has_late=plan.has_late or self.state.begins_epoch or may_have_late)
 
     def _within(self, share: int, share_bytes: int | None = None) -> BatchPlan | None:
         self._heads_beyond.clear()
@@ -160,31 +149,6 @@ class Planner:
     def done(self, plan: BatchPlan) -> None:
         """Move on behind a plan, which is now committed."""
         self.state = self.state.after(plan, self.clocks)
-        decided, self.idle = self.idle, {}
-        for tp, decisions in decided.items():
-            self.decided((tp, decision) for decision in decisions)
-
-    def decided(self, decisions: Iterable[tuple[TopicPartition, IdleDecision]]) -> None:
-        """Add decisions that the idle policy has made, those of a topic-partition in order.
-
-        A source that is silent for long has one after the other, with a time for every tenant. So a
-        decision takes the place of the one before it, unless that is yet to move the position: the
-        state has what it left.
-        """
-        for tp, decision in decisions:
-            kept = self.idle.setdefault(tp, [])
-            if kept and self._has_passed(tp, kept[-1], decision):
-                kept.pop()
-            kept.append(decision)
-
-    def _has_passed(self, tp: TopicPartition, before: IdleDecision, decision: IdleDecision) -> bool:
-        """Return True if a decision no longer counts once there is the next one.
-
-        Without tenants that is so of all after the same offset: nothing stands between them.
-        """
-        is_same_place = before.after_offset == decision.after_offset
-        is_shared = self.rules.lag_ms is None and is_same_place
-        return is_shared or self.state.cursors[tp].has_consumed(before)
 
     def bronze_ends(self) -> dict[TopicPartition, int]:
         """Return the offset after each topic-partition's last record in bronze.
@@ -205,7 +169,7 @@ class Planner:
         sources = {}
         for tp, cursor in self.state.cursors.items():
             head = heads[tp]
-            decisions = self.idle.get(tp)
+            decisions = self.state.idle.get(tp)
             if decisions and decisions[-1].after_offset + 1 >= ends[tp]:
                 state = "idle"
             elif head is None:
@@ -214,7 +178,7 @@ class Planner:
                 is_ahead = head > self.state.clocks.get(tp.partition, NULL_TIME)
                 state = "held" if ends[tp] > cursor.next_offset and is_ahead else "active"
             sources[tp] = SourceStanding(cursor.next_offset, cursor.position, head, state)
-        return MergeProgress(self.state.clocks, sources, self.clocks)
+        return MergeProgress(self.state.clocks, sources, self.state)
 
     def records(self, plan: BatchPlan) -> dict[TopicPartition, int]:
         """Return, by topic-partition, how many records with a time a plan consumes.
@@ -258,15 +222,15 @@ class Planner:
         heads = self.state.heads
         for column, value in {**tp.input._asdict(), "partition": tp.partition}.items():
             heads = heads.filter(pc.equal(heads[column], value))
-        own = dict(zip(heads["tenant"].to_pylist(), heads["own"].to_pylist(), strict=True))
+        own = dict(row_values(heads, "tenant", "own"))
         return tuple((tenant, time) for tenant, time in times if time > own.get(tenant, NULL_TIME))
 
     def _clocks_after(self, plan: BatchPlan, rows: pa.Table) -> Clocks:
         """Return the clocks after a plan, which must be the last one."""
-        return clocks_of(self.rules, plan, self.idle, rows, self.state.heads)
+        state = self.state
+        return clocks_of(state.rules, plan, state.idle, rows, state.heads)
 
     def _looked_at(self) -> pa.Table:
-        """Return the records that the last plan looked at, and those after them."""
         return pa.concat_tables([_RECORDS.empty_table(), *self._rows])
 
     def waits(self, tp: TopicPartition) -> bool:
@@ -274,17 +238,19 @@ class Planner:
         return tp in self._available
 
     def _plan(self) -> BatchPlan | None:
-        number, since = self.epoch
+        state = self.state
         plan = plan_batch(
-            self.state.next_batch,
-            self.state.cursors,
+            state.next_batch,
+            state.cursors,
             self._available,
-            self.state.clocks,
-            self.rules,
+            state.clocks,
+            state.rules,
             self._heads_beyond,
-            begins_epoch=number > 0 and since == self.state.next_batch,
+            begins_epoch=state.begins_epoch,
         )
-        return None if plan is None else replace(plan, epoch=number, generation=self.generation)
+        if plan is None:
+            return None
+        return replace(plan, epoch=state.epoch, generation=state.generation)
 
     def _read(
         self, starts: Mapping[TopicPartition, int], share: int, share_bytes: int | None
@@ -319,16 +285,15 @@ class Planner:
                     untils[tp] = rows[tp].end(kept)
                     self._heads_beyond.pop(tp, None)
         for tp, until in untils.items():
-            decisions = [
-                decision for decision in self.idle.get(tp, ()) if self._is_next(decision, tp, until)
-            ]
+            decided = self.state.idle.get(tp, ())
+            decisions = [decision for decision in decided if self._is_next(decision, tp, until)]
             if decisions:
                 rows[tp] = rows.get(tp, NOTHING_AVAILABLE).with_idle(decisions)
         return rows
 
     def _select(self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
         table = tables.bronze(input_id.source)
-        needs = lookahead(self.rules)
+        needs = lookahead(self.state.rules)
         until_next = {p: (start, until + needs.records) for p, (start, until) in ranges.items()}
         columns = [*_NARROW.names, REDRIVEN_FROM.name, RECORD_BYTES.name, *needs.columns]
         rows = self.reader.select(table, columns, of_topic(input_id, within(until_next)))
@@ -342,7 +307,6 @@ class Planner:
         return rows
 
     def _is_next(self, decision: IdleDecision, tp: TopicPartition, until: int) -> bool:
-        """Return True if a decision is before `until`, is not consumed, and moves the position."""
         cursor = self.state.cursors[tp]
         last = self.ends.get(tp)
         if last is not None and decision.after_offset + 1 >= last.until:
@@ -351,7 +315,6 @@ class Planner:
         return is_new and cursor.next_offset <= decision.after_offset + 1 <= until
 
     def _first_offsets(self, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return bronze's first offset at or after each of these; absent if it has none."""
         offsets: dict[TopicPartition, int] = {}
         for input_id, input_starts in _by_input(starts).items():
             firsts = first_offsets(self.reader, input_id, "offset", input_starts)
@@ -392,10 +355,51 @@ def by_partition(
 def _rows_in(
     ranges: Mapping[int, tuple[int, int]], bronze_rows: pa.Table, offsets: Int64s
 ) -> Iterator[tuple[int, Int64s]]:
-    """Yield, by partition, the numbers of the rows in its range; only partitions that have some."""
     for partition, rows in groups(int64s(bronze_rows["partition"]), offsets).items():
         # A query may also return neighbours of the requested rows.
         since, until = ranges.get(partition, (0, 0))
         inside = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
         if len(inside):
             yield partition, inside
+
+
+def make_batch(
+    engine: Engine, settings: Settings, plan: BatchPlan, planner: Planner, generation: Generation
+) -> Batch:
+    """Return the planner's last plan as the merge takes it."""
+    avro = avro_schemas(engine.reader, settings)
+    batch = batch_of(plan, settings, planner.state, avro, engine.lake.settings)
+    if not plan.generation and not planner.has_redriven:
+        return batch
+    ranges = {
+        tp: (done.from_offset, done.until_offset)
+        for tp, done in plan.ranges.items()
+        if not done.is_empty
+    }
+    return replace(batch, out=read_out(engine.reader, generation, ranges))
+
+
+def batch_of(
+    plan: BatchPlan,
+    settings: Settings,
+    state: State,
+    avro: Mapping[str, AvroSchema],
+    lake_settings: Settings,
+) -> Batch:
+    """Return a plan as the merge takes it, under these settings and from the state before it.
+
+    `avro`: the schemas of Avro sources. `lake_settings`: those by which silver's columns are laid
+    out.
+    """
+    return Batch(
+        plan,
+        {name: source.value_type for name, source in lake_settings.sources.items()},
+        state.rules,
+        state.idle,
+        settings.publish.max_bytes if settings.publish.value is None else None,
+        {name: source.read_type for name, source in settings.sources.items()},
+        avro,
+        begins_epoch=state.begins_epoch,
+        has_ids=lake_settings.has_ids,
+        within_ms=settings.publish.within_ms,
+    )

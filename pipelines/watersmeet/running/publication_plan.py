@@ -14,7 +14,6 @@ import pyarrow as pa
 from watersmeet.core.columns import Booleans, Int64s, cuts, groups, int64s, looked_up
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.sequence import Place, Sequence, Tail, clock_of
-from watersmeet.lake.order import after, beyond, may_be_beyond, up_to, with_message
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
@@ -23,6 +22,7 @@ from watersmeet.lake.table_reader import (
     in_portions,
     sizes_of,
 )
+from watersmeet.lake.unpublished import after, beyond, may_be_beyond, up_to, with_message
 
 CHUNK_BYTES = 64 * 1024 * 1024
 LIMIT_BYTES = 2 * 1024 * 1024 * 1024

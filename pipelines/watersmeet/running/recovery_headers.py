@@ -50,7 +50,7 @@ class RecoveryHeaders:
         `ends`: by partition, the times (ms) of the clock that closed these two. Only where a part
         of it may be published alone, and not by a transaction, has the first message any.
         """
-        rules = read_fingerprints(self.reader, self.settings, self.epochs, self.generations)
+        rules = read_fingerprints(self.reader, self.epochs, self.generations)
         has_decisions = bool(last_decisions(self.reader, self.generations.newest))
         made = partial(self._headers, rules, has_decisions=has_decisions)
         last = made({p: (last, last) for p, (_, last) in ends.items()})

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from watersmeet.core.columns import row_values
 from watersmeet.core.plan import OpenTransaction, TopicPartition
 from watersmeet.core.types import NO_TENANT
 from watersmeet.kafka.cluster import Cluster
-from watersmeet.kafka.transactions import open_transactions
+from watersmeet.kafka.reading import open_transactions
 from watersmeet.lake import tables
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.newest import dropped_in_lake, finders
@@ -145,15 +146,14 @@ class Sampler:
         return dict.fromkeys(range(self._partitions), 0) | counts
 
     def _by_tenant(self) -> tuple[int, TenantsSampled]:
-        """Return how many merge records are open, and how far tenants are."""
         rows = unfinished(self._reader)
         progress = self._progress
         counts = {"open": 0, "waiting": 0}
-        for status, count in zip(rows["status"].to_pylist(), rows["rows"].to_pylist(), strict=True):
+        for status, count in row_values(rows, "status", "rows"):
             counts[status] += count
         behind = [0]
-        if progress is not None and progress.tenant_clocks is not None:
-            slowest_tenants = slowest(rows, progress.tenant_clocks)
+        if progress is not None and progress.state is not None:
+            slowest_tenants = slowest(rows, progress.state)
             behind += [
                 progress.clocks[p] - slowest_tenant.clock
                 for p, slowest_tenant in slowest_tenants.items()

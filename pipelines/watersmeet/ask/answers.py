@@ -1,0 +1,115 @@
+"""Questions of Watersmeet's own to a lake, in the SQL that DataFusion and Spark share.
+
+Names are quoted in backquotes. Three functions are spelled for the engine: `ms(time)` is a time in
+epoch ms, `at(ms)` the time of a number, and `each(list)` a row for each element.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Final
+
+import pyarrow as pa
+
+from watersmeet.lake.table_reader import (
+    NO_VERSIONS,
+    NoTableError,
+    TableReader,
+    normalise,
+    of_like_bounds,
+)
+
+Row = dict[str, Any]
+
+_SPELLED: Final[Mapping[str, Mapping[str, str]]] = {
+    "datafusion": {
+        "ms": r"(CAST(\1 AS BIGINT) / 1000)",
+        "at": r"""arrow_cast(\1 * 1000, 'Timestamp(Microsecond, Some("UTC"))')""",
+        "each": r"unnest(\1)",
+    },
+    "spark": {"ms": r"unix_millis(\1)", "at": r"timestamp_millis(\1)", "each": r"explode(\1)"},
+}
+_READS: Final = re.compile(r"\b(?:FROM|JOIN) `?(\w+)`?")
+_PLAIN: Final = re.compile(r"[\w.:/@+-]*", re.ASCII)
+"""Texts that are the same in quotes in both engines, and cannot be taken for SQL."""
+_OWN: Final = re.compile(r"(?:WITH|,) `?(\w+)`? AS \(")
+
+
+def answer(reader: TableReader, sql: str, versions: Mapping[str, int] = NO_VERSIONS) -> pa.Table:
+    """Return the rows of a query, with times in epoch ms.
+
+    `versions`: those of tables that are not read at their last ones.
+    Raises NoTableError where a table of it does not exist.
+    """
+    names = {*_READS.findall(sql)} - {*_OWN.findall(sql)}
+    for function, spelled in _SPELLED[reader.dialect].items():
+        sql = re.sub(rf"\b{function}\(([^()]*)\)", spelled, sql)
+    return normalise(reader.query(sql, sorted(names), versions).read_all())
+
+
+def rows(reader: TableReader, sql: str) -> list[Row]:
+    """Return the rows of a query by column; none where a table of it does not exist yet."""
+    try:
+        found = answer(reader, sql)
+    except NoTableError:
+        return []
+    return list(found.to_pylist())
+
+
+def quoted(name: str) -> str:
+    """Return a column's name in backquotes."""
+    return "`{}`".format(name.replace("`", "``"))
+
+
+def queries(file: str) -> dict[str, str]:
+    """Return the queries in a file of this folder, by the names above them."""
+    text = files(__package__).joinpath(file).read_text(encoding="utf-8")
+    [_, *parts] = re.split(r"^-- (\w+)\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
+
+
+def literal(value: int | str | None) -> str:
+    """Return a value as SQL of both engines, whatever is in a text."""
+    if value is None:
+        return "CAST(NULL AS BIGINT)"
+    if isinstance(value, int):
+        return str(value).upper()
+    return f"'{value}'" if _PLAIN.fullmatch(value) else f"CAST(X'{value.encode().hex()}' AS STRING)"
+
+
+def values(names: Sequence[str], found: Iterable[Iterable[int | str | None]]) -> str:
+    """Return one or more rows as a query with these columns."""
+    listed = ", ".join(f"({', '.join(map(literal, row))})" for row in found)
+    return f"SELECT * FROM (VALUES {listed}) AS given({', '.join(map(quoted, names))})"
+
+
+def follows(columns: Sequence[str], others: Sequence[str], operator: str) -> str:
+    """Return the condition for columns that compare with others, in SQL, as the operator says
+    (`>`, `>=`, `<=`): the first column counts first.
+    """
+    [(column, other), *rest] = zip(columns, others, strict=True)
+    if not rest:
+        return f"{column} {operator} {other}"
+    further = follows(columns[1:], others[1:], operator)
+    return f"({column} {operator[0]} {other} OR ({column} = {other} AND {further}))"
+
+
+def beyond(begins: Mapping[int, int]) -> str:
+    """Return the condition for rows of a bronze table, called `b`, from the offset of their
+    partition on; of other partitions, all rows meet it.
+    """
+    if not begins:
+        return "TRUE"
+    # Files are skipped by what partitions with like bounds have in common.
+    near = " OR ".join(
+        f"`partition` IN ({', '.join(map(str, alike))}) "
+        f"AND b.offset >= {min(begins[p] for p in alike)}"
+        for alike in of_like_bounds({p: (begin, None) for p, begin in begins.items()})
+    )
+    cases = " ".join(f"WHEN {p} THEN {begin}" for p, begin in begins.items())
+    return (
+        f"({near} OR `partition` NOT IN ({', '.join(map(str, begins))})) "
+        f"AND b.offset >= CASE `partition` {cases} ELSE 0 END"
+    )

@@ -1,0 +1,493 @@
+"""The state of every partition: heads, clock, lag, and how many records ended where.
+
+Reads only, and starts no JVM.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+from watersmeet.ask.answers import Row, beyond, rows
+from watersmeet.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
+from watersmeet.audit.newest import doubts_of_newest
+from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES
+from watersmeet.core.plan import OpenTransaction, TopicPartition
+from watersmeet.core.sequence import CORRECTED, EXCESS, MERGED, TOO_MANY
+from watersmeet.core.times import utc
+from watersmeet.errors import KafkaTransientError, Problem, UnreadableRecordsError
+from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
+from watersmeet.kafka.reading import Range, open_transactions, read_range
+from watersmeet.lake import tables
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import History, read_history
+from watersmeet.lake.inputs import topic_partition
+from watersmeet.lake.progress import last_batch
+from watersmeet.lake.published import last_tails
+from watersmeet.lake.quality import last_results
+from watersmeet.lake.schemas import FULL, schema_ids, unknown_schemas
+from watersmeet.lake.snapshot import Snapshot
+from watersmeet.lake.state import state_at
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.tenants import (
+    UNKNOWN_TENANT,
+    SlowestTenant,
+    slowest,
+    tenants_of,
+    unfinished,
+)
+from watersmeet.lake.unpublished import count_behind_sink, count_to_publish
+from watersmeet.settings import Settings
+
+log = logging.getLogger("watersmeet.status")
+
+EXACT_LAG: Final = 1000
+"""Maximum number of offsets up to which what bronze lacks is counted record by record.
+
+The markers of transactions take offsets, too.
+"""
+
+PATIENCE_S: Final = 2.5
+"""Seconds after which a broker that does not answer counts as away: the tables know nearly as much.
+"""
+
+_THREADS: Final = 8
+
+Bounds = Mapping[TopicPartition, tuple[int, int]]
+Transactions = Mapping[TopicPartition, OpenTransaction]
+
+
+def status(
+    reader: TableReader, settings: Settings, patience_s: float = PATIENCE_S
+) -> dict[str, Any]:
+    """Return the answer of `status --json`. Times are epoch ms, null where there is none yet.
+
+    By partition:
+
+    - `corrections`: how many late records have corrected a merge record; `corrections_closed`: how
+      many more had, and were closed by a jump before they were published; `corrections_behind`:
+      those of the newest generation that are never published, since they sort at or before the
+      message behind which it began; `corrections_published`: how many messages their topic has had;
+      `too_many`: how many late records have corrected
+      nothing, since their merge record has as many versions as it may, or is too large, or would
+      be with them.
+    - `excess`: records of merge records that are too large.
+    - `not_valid`: timed-out records that are not published, since they are not valid;
+      `not_valid_reasons` counts them by reason.
+    - `to_publish`: timed-out, valid records that are still to be published.
+    - `behind_sink`: finished, valid records of the newest generation that are never published,
+      since they sort at or before the message behind which it began.
+    - `not_in_silver`: messages of records that silver does not have: those of a lost lake, and
+      those that were forgotten or deleted.
+    - `in_former_sink`: records that were published to a sink that has been made again since, and
+      are not there again yet.
+    - `next_due`: until when the first of the open records can be joined (null: nothing is open).
+    - `waiting`, with tenants: records that wait for their tenant's clock.
+    - `tenants`, with tenants: how many have something open or waiting.
+    - `slowest`, with tenants: which of them is behind the others (tenant, clock).
+    - `leading`, with tenants: whose record is the head of the source that is furthest ahead
+      (tenant, null for nobody's, source, head).
+
+    So of the records that have timed out each is counted once: `timed_out` + `not_in_silver` =
+    `published` + `not_valid` + `to_publish` + `behind_sink` + `in_former_sink`.
+
+    By source:
+
+    - `lag`: records that silver has not passed, and those that bronze lacks. Where Kafka does not
+      answer within `patience_s`, the latter are left out and a warning says so.
+    - `transaction`, where another producer's transaction is open: since when (Kafka's timestamp of
+      its first record), from which offset on, and how many offsets are `behind`. What is there is
+      no record yet, and counts in no lag.
+
+    `quality` is as `last_results` has it. `warnings`, as problems, is there where something looks
+    wrong (`audit.doubts`).
+    """
+    reader = Snapshot(reader, settings)
+    history = read_history(reader, settings)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        kafka_ends = pool.submit(_kafka_ends, settings, patience_s)
+        quality = pool.submit(last_results, reader)
+        unmet = pool.submit(unmet_in_lake, reader, settings)
+        places = pool.submit(_places, reader, settings, history.newest)
+        counts = pool.submit(count_outcomes, reader, settings, history)
+        slowest_tenants = pool.submit(_slowest, reader, settings, history)
+        bounds, transactions = kafka_ends.result()
+        by_place = places.result()
+        found = by_place if bounds is None else bounds
+        partitions = range(max((tp.partition for tp in found), default=-1) + 1)
+        every = [TopicPartition(i, p) for i in settings.inputs for p in partitions]
+        ends = {tp: by_place.get(tp, NOWHERE).end for tp in every}
+        odd = pool.submit(odd_times_in_lake, reader, settings, ends)
+        of_newest = pool.submit(doubts_of_newest, reader, settings, ends)
+        missing = pool.map(lambda tp: _missing(settings, tp, ends[tp], bounds), every)
+        behind = dict(zip(every, missing, strict=True))
+    answer: list[Row] = []
+    for p in partitions:
+        sources = _sources(settings, p, by_place, behind, transactions)
+        clock = _add_leads(sources)
+        answer.append(
+            {"partition": p, "clock": clock, **_partition(counts.result()[p]), "sources": sources}
+        )
+    if settings.merge.has_tenants:
+        _add_tenants(reader, settings, answer, counts.result(), slowest_tenants.result())
+    problems = [
+        *_unknown_schemas(reader, settings),
+        *_excess_schemas(reader, settings),
+        *(unmet.result() or []),
+        *odd.result(),
+        *of_newest.result(),
+        *heads_in_future(settings, _heads(settings, answer), time.time_ns() // 1_000_000),
+    ]
+    warnings = [problem._asdict() for problem in problems]
+    return {
+        "partitions": answer,
+        "quality": quality.result(),
+        **({"warnings": warnings} if warnings else {}),
+    }
+
+
+def waits_for(reader: TableReader, settings: Settings) -> dict[int, list[str]]:
+    """Return, by partition, the inputs that the clock waits for.
+
+    These are the inputs without a head; where all have one, those whose head is the clock. Kafka is
+    not asked.
+    """
+    snapshot = Snapshot(reader, settings)
+    by_place = _places(snapshot, settings, read_history(snapshot, settings).newest)
+    waits: dict[int, list[str]] = {}
+    for p in range(max((tp.partition for tp in by_place), default=-1) + 1):
+        sources = _sources(settings, p, by_place, Counter(), {})
+        clock = _add_leads(sources)
+        waits[p] = [name for name, source in sources.items() if source["head"] == clock]
+    return waits
+
+
+# -- topic-partitions
+
+
+class _Place(NamedTuple):
+    """Where a topic-partition stands in bronze: the offset after its last record, its head (ms),
+    how many records the merge has not passed, and whether the idle policy speaks for it.
+    """
+
+    end: int = 0
+    head: int | None = None
+    waiting: int = 0
+    is_idle: bool = False
+
+
+NOWHERE: Final = _Place()
+
+
+def _places(
+    reader: TableReader, settings: Settings, newest: Generation
+) -> dict[TopicPartition, _Place]:
+    """Return where every topic-partition of the lake stands, in the newest generation."""
+    merged = rows(
+        reader,
+        "SELECT source, topic, `partition`, until_offset, position FROM progress WHERE batch = "
+        f"(SELECT max(batch) FROM progress) AND batch >= {newest.from_batch}",
+    )
+    decided = rows(
+        reader,
+        "SELECT source, topic, `partition`, max(after_offset) AS after, max(event_time) AS time "
+        f"FROM idle_heartbeats WHERE tenant IS NULL AND generation = {newest.number} "
+        "GROUP BY source, topic, `partition`",
+    )
+    since = {**newest.begin, **{topic_partition(row): row["until_offset"] for row in merged}}
+    positions = {topic_partition(row): row["position"] for row in merged}
+    new = {topic_partition(row): row for row in _beyond(reader, settings, since)}
+    idle = {topic_partition(row): row for row in decided}
+    places = {}
+    for tp in {**since, **new, **idle}:
+        row = new.get(tp, {"records": 0, "head": None, "last": -1})
+        end = max(since.get(tp, 0), row["last"] + 1)
+        # An idle decision holds for a source until its next record.
+        is_idle = tp in idle and idle[tp]["after"] + 1 >= end
+        times = [positions.get(tp), row["head"], idle[tp]["time"] if is_idle else None]
+        head = max((each for each in times if each is not None), default=None)
+        places[tp] = _Place(end, head, row["records"], is_idle)
+    return places
+
+
+def _beyond(
+    reader: TableReader, settings: Settings, since: Mapping[TopicPartition, int]
+) -> Iterator[Row]:
+    """Yield, by topic-partition, what bronze holds from some offsets on: the number of records,
+    their head, and the last offset.
+    """
+    for input_id in settings.inputs:
+        begins = {tp.partition: offset for tp, offset in since.items() if tp.input == input_id}
+        yield from rows(
+            reader,
+            f"SELECT '{input_id.source}' AS source, topic, `partition`, count(*) AS records, "
+            f"max(event_time) AS head, max(b.offset) AS last FROM {tables.bronze(input_id.source)} "
+            f"b WHERE topic = '{input_id.topic}' AND {beyond(begins)} GROUP BY topic, `partition`",
+        )
+
+
+def _sources(
+    settings: Settings,
+    partition: int,
+    places: Mapping[TopicPartition, _Place],
+    missing: Mapping[TopicPartition, int],
+    transactions: Transactions,
+) -> dict[str, Row]:
+    """Return what the answer says of the inputs in a partition, without their `lead`.
+
+    `missing`: the number of records that bronze lacks.
+    """
+    sources: dict[str, Row] = {}
+    for input_id, name in settings.input_names.items():
+        tp = TopicPartition(input_id, partition)
+        place = places.get(tp, NOWHERE)
+        state = "held" if place.waiting else "active"
+        state = "waiting" if place.head is None else state
+        sources[name] = {
+            "head": place.head,
+            "lead": None,
+            "lag": place.waiting + missing[tp],
+            "state": "idle" if place.is_idle else state,
+        }
+        if tp in transactions:
+            sources[name]["transaction"] = transactions[tp].as_row()
+    return sources
+
+
+def _add_leads(sources: Mapping[str, Row]) -> int | None:
+    """Return the clock of a partition, and set the `lead` of each of its sources."""
+    heads = [source["head"] for source in sources.values()]
+    if None in heads:
+        return None
+    clock = min(heads)
+    for source in sources.values():
+        source["lead"] = source["head"] - clock
+        if source["state"] == "held" and source["lead"] == 0:  # nothing waits for another source
+            source["state"] = "active"
+    return int(clock)
+
+
+def _heads(settings: Settings, answer: Sequence[Row]) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(settings.inputs_by_name[name], row["partition"]): source["head"]
+        for row in answer
+        for name, source in row["sources"].items()
+        if source["head"] is not None
+    }
+
+
+# -- counts
+
+_STATUSES: Final = ("open", "waiting", "timed_out", "late", "duplicate", "excess", "correction")
+_COUNTED_AS: Final = {
+    ("correction", TOO_MANY): TOO_MANY,
+    ("correction", EXCESS): TOO_MANY,
+    ("correction", "reset"): "corrections_closed",
+}
+"""What rows count as, by status and reason, if not as their status."""
+
+
+def count_outcomes(
+    reader: TableReader, settings: Settings, history: History
+) -> defaultdict[int, Counter[str]]:
+    """Return, by partition, how many records ended where: by status, `quarantined`, `published`,
+    `corrections_published`, `corrections_closed`, `corrections_behind`, `to_publish`,
+    `behind_sink`, `too_many`, and what timed out and is not valid as `not valid: REASON`.
+
+    `next_due`: until when (ms) the first of the open records can be joined.
+    """
+    counts = defaultdict[int, Counter[str]](Counter)
+    window = history.epochs.current.settings.merge.window
+    for row in rows(
+        reader,
+        "SELECT `partition`, status, invalid_reason, count(*) AS n, min(event_time) AS first, "
+        f"min(last_event_time) AS last FROM silver WHERE status IN {_STATUSES} "
+        "GROUP BY `partition`, status, invalid_reason",
+    ):
+        here, status_of_row, reason = counts[row["partition"]], row["status"], row["invalid_reason"]
+        here[str(_COUNTED_AS.get((status_of_row, reason), status_of_row))] += row["n"]
+        if status_of_row == "timed_out" and reason is not None:
+            here[f"not valid: {reason}"] += row["n"]
+        if status_of_row == "open":
+            here["next_due"] = window.due(row["first"], row["last"])
+    quarantined = "SELECT `partition`, count(*) AS n FROM quarantine GROUP BY `partition`"
+    for row in rows(reader, quarantined):
+        counts[row["partition"]]["quarantined"] = row["n"]
+    _count_messages(reader, settings, history, counts)
+    return counts
+
+
+def _count_messages(
+    reader: TableReader,
+    settings: Settings,
+    history: History,
+    counts: defaultdict[int, Counter[str]],
+) -> None:
+    tails = last_tails(reader, MERGED)
+    corrected = last_tails(reader, CORRECTED) if tables.has_corrections(settings) else {}
+    for name, found in (("published", tails), ("corrections_published", corrected)):
+        for p, tail in found.items():
+            counts[p][name] = tail.seq + 1
+    if reader.exists(tables.SILVER):
+        finished = [p for p, here in counts.items() if here["timed_out"]]
+        for p, n in count_to_publish(reader, history.newest, tails, finished).items():
+            counts[p]["to_publish"] = n
+        for name, sequence in (("behind_sink", MERGED), ("corrections_behind", CORRECTED)):
+            for p, n in count_behind_sink(reader, history.newest, sequence).items():
+                counts[p][name] = n
+
+
+def _partition(counts: Counter[str]) -> Row:
+    prefix = "not valid: "
+    reasons = {name.removeprefix(prefix): counts[name] for name in counts if prefix in name}
+    names = ("published", "to_publish", "behind_sink")
+    surplus = sum(counts[name] for name in names) + sum(reasons.values()) - counts["timed_out"]
+    return {
+        "open": counts["open"],
+        "next_due": counts.get("next_due"),
+        "timed_out": counts["timed_out"],
+        "published": counts["published"],
+        "not_valid": sum(reasons.values()),
+        "to_publish": counts["to_publish"],
+        "behind_sink": counts["behind_sink"],
+        "not_valid_reasons": dict(sorted(reasons.items())),
+        "not_in_silver": max(0, surplus),
+        "in_former_sink": max(0, -surplus),
+        "late": counts["late"],
+        "corrections": counts["correction"],
+        "corrections_closed": counts["corrections_closed"],
+        "corrections_behind": counts["corrections_behind"],
+        "too_many": counts[TOO_MANY],
+        "corrections_published": counts["corrections_published"],
+        "duplicates": counts["duplicate"],
+        "excess": counts["excess"],
+        "quarantined": counts["quarantined"],
+    }
+
+
+def _slowest(
+    reader: TableReader, settings: Settings, history: History
+) -> Mapping[int, SlowestTenant]:
+    if not settings.merge.has_tenants or not reader.exists(tables.SILVER):
+        return {}
+    last = last_batch(reader)
+    if last is None or not (unfinished_rows := unfinished(reader)).num_rows:
+        return {}
+    generation = history.generations.of(last.batch)
+    state = state_at(reader, history, generation, last.batch)
+    return slowest(unfinished_rows, state)
+
+
+def _add_tenants(
+    reader: TableReader,
+    settings: Settings,
+    answer: Sequence[Row],
+    counts: Mapping[int, Counter[str]],
+    slowest_tenants: Mapping[int, SlowestTenant],
+) -> None:
+    """Add to the partitions' rows how many records wait for their tenant's clock, how many tenants
+    have something open or waiting, which of them is behind the others, and for which one others
+    wait: whose record is the head of the source that is furthest ahead.
+    """
+    ahead: dict[int, tuple[TopicPartition, int]] = {}
+    names = settings.input_names
+    heads = _heads(settings, answer)
+    for tp in sorted(heads, key=lambda tp: (heads[tp], names[tp.input])):
+        ahead[tp.partition] = tp, heads[tp]
+    leaders = tenants_of(reader, dict(ahead.values()))
+    for row in answer:
+        p = row["partition"]
+        count, tenant, clock = slowest_tenants.get(p, UNKNOWN_TENANT)
+        row["waiting"] = counts[p]["waiting"]
+        row["tenants"] = count
+        row["slowest"] = None if tenant is None else {"tenant": tenant, "clock": clock}
+        row["leading"] = None
+        if p in ahead:
+            tp, head = ahead[p]
+            leading = {"tenant": leaders.get(tp), "source": names[tp.input], "head": head}
+            row["leading"] = leading
+
+
+def _unknown_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
+    """Return a problem for each schema that records name and that the registry did not have when
+    last asked.
+    """
+    return [
+        Problem(
+            f"since {utc(since)} the registry does not have schema {schema_id}, which a record was "
+            "written with; the source waits for it, or its records are refused once "
+            "registry.unknown_after is over",
+            f"sources.{name}.registry",
+            "register it under this id; or set registry.unknown_after; or jump over the record "
+            "with `watersmeet reset`",
+        )
+        for name in settings.registries
+        for schema_id, since in unknown_schemas(reader, name).items()
+    ]
+
+
+def _excess_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
+    return [
+        Problem(
+            f"the source has {MAX_SCHEMAS:,} schemas, or {MAX_SCHEMAS_BYTES // 2**20} MiB of them: "
+            "records that were written with another one are refused",
+            f"sources.{name}.registry",
+            "find out who registers so many; a new lake begins with none",
+        )
+        for name in settings.registries
+        if FULL in schema_ids(reader, name)
+    ]
+
+
+# -- Kafka
+
+
+def _kafka_ends(settings: Settings, patience_s: float) -> tuple[Bounds | None, Transactions]:
+    """Return the first and the exclusive end offset of every topic-partition, and the open
+    transactions; None and nothing where Kafka does not answer.
+    """
+    try:
+        return _bounds(settings, patience_s)
+    except KafkaTransientError as error:
+        log.warning("%s; records that are not in bronze yet are not counted", error)
+        return None, {}
+
+
+def _bounds(settings: Settings, patience_s: float) -> tuple[Bounds, Transactions]:
+    cluster = Cluster(settings.kafka, patience_s)
+    partitions = co_partitioned(settings, cluster.partition_counts(topics_of(settings)))
+    bounds: dict[TopicPartition, tuple[int, int]] = {}
+    transactions: dict[TopicPartition, OpenTransaction] = {}
+    for input_id in settings.inputs:
+        limits, still_open = open_transactions(cluster, input_id.topic, range(partitions))
+        for p, first_and_end in limits.items():
+            bounds[TopicPartition(input_id, p)] = first_and_end
+        for p, transaction in still_open.items():
+            transactions[TopicPartition(input_id, p)] = transaction
+    return bounds, transactions
+
+
+def _missing(
+    settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bounds | None
+) -> int:
+    """Return how many records Kafka has after a topic-partition's end in bronze.
+
+    Offsets are counted instead where there are many, or where the records cannot be read. 0 where
+    Kafka does not answer.
+    """
+    if bounds is None:
+        return 0
+    first, end = bounds[tp]
+    since = max(first, next_offset)
+    if not 0 < end - since <= EXACT_LAG:
+        return max(0, end - since)
+    missing = Range(tp.input.topic, tp.partition, since, end)
+    try:
+        return sum(batch.num_rows for batch in read_range(settings.kafka, missing))
+    except UnreadableRecordsError as error:
+        log.warning("%s", error)
+        return end - since

@@ -1,0 +1,564 @@
+"""Checks 4 and 5 of `verify`: silver is what bronze and the merge model make it, by pieces."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.audit.comparison import (
+    NOT_COMPARED,
+    Row,
+    as_rows,
+    compare,
+)
+from watersmeet.audit.evidence import MAX_TIME, NULL, End, Evidence, Ints, numbers, read_table
+from watersmeet.audit.problems import Report
+from watersmeet.audit.verify_bronze import DECISION, Decided, Log, Records
+from watersmeet.audit.verify_model import Base, Derivation
+from watersmeet.audit.verify_rows import place, place_of
+from watersmeet.core.columns import row_values
+from watersmeet.core.correction_model import CorrectionPlace
+from watersmeet.core.inputs import InputId
+from watersmeet.core.model import NO_TENANT, MergeRules
+from watersmeet.core.sequence import CORRECTED, MERGED, clock_of
+from watersmeet.lake import tables
+from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.pieces import read_pieces
+from watersmeet.lake.table_reader import Condition
+
+JUDGED: Final = frozenset(["valid", "has_message"])
+"""Columns that follow from what the user's expressions make of a row."""
+
+SHOWN: Final = 3
+"""Number of rows of a side that a sentence shows."""
+
+
+def compared_columns(evidence: Evidence) -> list[str]:
+    """Return the columns of silver that are compared with the model's."""
+    ignored = NOT_COMPARED | JUDGED
+    return [n for n in tables.silver_columns(evidence.settings).names if n not in ignored]
+
+
+class Told(NamedTuple):
+    """A time (ms) that one of these inputs has come to, if all is right: those that bronze has not
+    shown to have passed it yet. Else `what` is wrong, and where.
+    """
+
+    time: int
+    inputs: set[InputId]
+    what: str
+    where: str
+
+
+class PartitionCheck:
+    """Check of one partition of a generation.
+
+    It is told what bronze has (`take`), then of the rows of some batches (`check_batches`), again
+    and again; and at last of the rows that may still change (`finish`).
+
+    - `erasing`: partitions, tenants and keys that `forget` has begun to erase.
+    """
+
+    def __init__(
+        self,
+        evidence: Evidence,
+        number: int,
+        logs: Mapping[InputId, Log],
+        beginning: Beginning,
+        erasing: Set[tuple[int, str, str]],
+        report: Report,
+    ) -> None:
+        self.evidence = evidence
+        self.number = number
+        self.logs = logs
+        self.report = report
+        self.columns = compared_columns(evidence)
+        self._key = itemgetter(self.columns.index("tenant"), self.columns.index("merge_key"))
+        self.history_batch = evidence.history_batch
+        merge = evidence.through[0][0].settings.merge
+        window = merge.window
+        rules = MergeRules(tuple(logs), window.gap_ms, window.max_ms, merge.tenant_max_lag_ms)
+        values = {input_id: log.values for input_id, log in logs.items()}
+        self.derived = Derivation(
+            rules,
+            number,
+            beginning.base,
+            self.columns,
+            values,
+            lambda i, offset: logs[i].kept(offset),
+        )
+        self.derived.corrections.keys = beginning.corrected_keys
+        self._erasing = erasing
+        self._unequal: tuple[list[Row], list[Row]] = [], []
+        """Rows that only silver has, and rows that only the model has."""
+        self._told: list[Told] = []
+        first = max(self.history_batch + 1, evidence.generation.from_batch)
+        self._last = {input_id: (first - 1, log.begin) for input_id, log in logs.items()}
+        """The last batch of each input, and the offset at which it ended."""
+
+    # -- bronze
+
+    def take(self, input_id: InputId, records: Records) -> None:
+        """Take note of the next rows of a topic-partition."""
+        log = self.logs[input_id]
+        self.derived.arrive(input_id, log.arrived)
+        log.arrived = []
+        if log.is_over:
+            self._check_told(input_id, log)
+            log.drop(log.until)
+        first, last = records.offset[:1], records.offset[-1:]
+        if len(first):
+            passed_over = log.passed_over(int(first[0]), int(last[0]) + 1)
+            self.derived.out |= {(input_id, offset) for offset in passed_over}
+        at = f"{tables.bronze(input_id.source)}: "
+        for offset in records.unread:
+            self.report["outcomes"].add(
+                "a record with a value was neither read nor refused",
+                at + self.evidence.at(log.tp, offset),
+                "give the row the event time or the reason that its value has, or start a new lake "
+                "while Kafka still has it",
+            )
+
+    # -- batches
+
+    def check_batches(self, batches: range, progress: pa.Table, rows: pa.Table) -> None:
+        """Check some batches, and the rows that they have finished.
+
+        `progress`: rows `batch` of these batches. `rows`: of silver.
+        """
+        if batches.start <= self.history_batch:
+            return
+        self._check_progress(batches, progress)
+        epoch = self.evidence.epochs.of(batches.start)
+        end = End.of(progress.filter(pc.equal(progress["batch"], batches[-1])).to_pylist())
+        self.derived.merge(epoch, end)
+        self._compare(rows, self.derived.finished())
+
+    def finish(self, rows: pa.Table) -> None:
+        """Check the rows that may still change."""
+        if self.history_batch >= self.evidence.last_batch:  # nothing is left to judge
+            return
+        fields = ("status", "tenant", "merge_key", "event_time", "last_event_time", "position")
+        unfinished = rows.filter(pc.not_equal(rows["status"], "timed_out")).select(fields)
+        for row in unfinished.to_pylist():
+            self._check_state(row)
+        self._compare(rows, self.derived.unfinished())
+        for input_id, log in self.logs.items():
+            self._check_told(input_id, log)
+        for told in self._told:
+            self.report["batches"].add(told.what, told.where)
+        names = self.evidence.settings.input_names
+        for difference in compare(*self._unequal, self.columns, self._key):
+            tenant, key = difference.key
+            if (self.number, *difference.key) in self._erasing:
+                continue
+            here, model = (
+                self._described(side, names) for side in (difference.actual, difference.expected)
+            )
+            what = f"the tables have {here}, and the merge model {model}"
+            if difference.columns:
+                what += f": {', '.join(difference.columns)}"
+            at = self.columns.index("event_time")
+            time = min(row[at] for row in (*difference.actual, *difference.expected))
+            self.report["the merge model"].add(what, place(self.number, key, time, tenant))
+
+    # -- rows against the model
+
+    def _compare(self, rows: pa.Table, expected: Iterable[Row]) -> None:
+        """Compare rows of sampled keys with the model's. What is unequal is kept."""
+        evidence = self.evidence
+        is_sampled = pa.array(map(evidence.is_sampled, rows["merge_key"].to_pylist()), pa.bool_())
+        actual: Iterable[Row] = as_rows(_for_model(rows.filter(is_sampled)), self.columns)
+        if evidence.following is not None:
+            actual, expected = (map(self._as_ended, side) for side in (actual, expected))
+        for difference in compare(actual, expected, self.columns, self._key):
+            self._unequal[0].extend(difference.actual)
+            self._unequal[1].extend(difference.expected)
+
+    def _as_ended(self, row: Row) -> Row:
+        """Return a row as the jump that ended its generation leaves it.
+
+        What was open, what waited, and what was finished and not out is closed.
+        """
+        values = dict(zip(self.columns, row, strict=True))
+        status = values["status"]
+        if status in tables.UNFINISHED:
+            values |= dict.fromkeys(_OF_UNFINISHED)
+        elif status != "timed_out" or not self.evidence.is_unpublished(
+            MERGED, self.number, MERGED.place(values)
+        ):
+            return row
+        return tuple((values | {"status": "reset"}).values())
+
+    def _described(self, rows: Iterable[Row], names: Mapping[InputId, str]) -> str:
+        shown = sorted(rows, key=repr)[:SHOWN]
+        texts = (_described(dict(zip(self.columns, row, strict=True)), names) for row in shown)
+        return "; ".join(texts) or "nothing"
+
+    # -- rows by themselves
+
+    def _check_state(self, row: Mapping[str, Any]) -> None:
+        """Check that a merge record is open as long as it can be joined at the clock of its tenant,
+        and a record waits as long as that has not come to its position, and the clock of all has.
+        """
+        evidence = self.evidence
+        epoch, end = evidence.through[-1]
+        clock = now = end.clocks.get(self.number)
+        if now is not None and evidence.settings.merge.has_tenants:
+            clock = self.derived.model.tenant_clock(row["tenant"], now)
+        if row["status"] == "waiting":
+            position = NULL if row["position"] is None else row["position"]
+            is_right = clock is not None and now is not None and clock < position <= now
+            what = f"has the position {position}, and the clock of all is {now}"
+        else:
+            due = epoch.settings.merge.window.due(row["event_time"], row["last_event_time"])
+            is_right = clock is None or due >= clock
+            what = f"can be joined until {due}"
+        has_ended = evidence.following is not None and not evidence.is_closing
+        if has_ended or not is_right:
+            clock_name = "the clock" if row["tenant"] == NO_TENANT else "its tenant's clock"
+            state = f"{row['status']} although {clock_name} is {clock}"
+            what = f"the row is {state}, and it {what}"
+            self.report["rows of silver"].add(what, place_of({**row, "partition": self.number}))
+
+    # -- batches against bronze
+
+    def _check_progress(self, batches: range, progress: pa.Table) -> None:
+        """Check that no batch is missing, that ranges follow one another, and that bronze bears out
+        positions, heads and clocks.
+
+        The clock is the smallest head. Every record whose position it has reached is passed, and no
+        other. A decision of the idle policy follows a record up to which the batch before the one
+        that it lets go on has come.
+        """
+        findings, p = self.report["batches"], self.number
+        every = {i: _of_input(progress, i).sort_by("batch") for i in self.logs}
+        known = sum(its.num_rows for its in every.values())
+        for input_id, its in every.items():
+            for what, decided in self._wrong_decisions(batches, input_id, its):
+                what = f"a decision after offset {decided.after_offset} {what}"
+                findings.add(what, f"idle_heartbeats: {input_id.topic}[{p}]")
+        for input_id, log in self.logs.items():
+            columns = {name: numbers(every[input_id][name], NULL) for name in _OF_BATCH}
+            topic = f"{input_id.topic}[{p}]"
+            for batch, what, offset in self._unlike(input_id, log, columns):
+                where = f"progress: batch {batch}, {topic}"
+                findings.add(what, where if offset is None else f"{topic}@{offset}")
+            if len(columns["batch"]):
+                until = int(columns["until_offset"][-1])
+                self._last[input_id] = int(columns["batch"][-1]), until
+                log.drop(until)
+        if known != progress.num_rows:
+            what = f"{progress.num_rows - known} rows are of no source of the lake"
+            findings.add(what, f"progress: partition {p}")
+        by_batch = defaultdict[int, list[dict[str, Any]]](list)
+        for row in progress.to_pylist():
+            by_batch[row["batch"]].append(row)
+        for batch in batches:
+            for what in self._wrong_in_batch(batch, by_batch[batch]):
+                findings.add(what, f"progress: batch {batch}, partition {p}")
+
+    def _wrong_in_batch(self, batch: int, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """Yield what is wrong with the rows of a batch by themselves."""
+        if not rows:
+            yield "it is missing"
+            return
+        heads = [NULL if row["head"] is None else row["head"] for row in rows]
+        clocks = {NULL if row["clock"] is None else row["clock"] for row in rows}
+        for clock in sorted(clocks - {min(heads)}):
+            yield f"the clock is {clock}, and the smallest head {min(heads)}"
+        if len(rows) != len(self.logs):
+            yield f"there are {len(rows)} rows for {len(self.logs)} sources"
+        right = self.evidence.epochs.of(batch).number, self.evidence.generation.number
+        for actual in sorted({(row["epoch"], row["generation"]) for row in rows} - {right}):
+            what = "epoch and generation are {} and {}, and must be {} and {}"
+            yield what.format(*actual, *right)
+
+    def _wrong_decisions(
+        self, batches: range, input_id: InputId, progress: pa.Table
+    ) -> Iterator[tuple[str, Decided]]:
+        """Yield what is wrong with decisions of the idle policy that let these batches go on.
+
+        A decision follows the last record before the batch that it lets go on, and moves its input
+        on. (Where to depends on how far bronze was read of the others, which nothing says.)
+        """
+        log = self.logs[input_id]
+        names = ("batch", "from_offset", "until_offset")
+        ends = {batch: end for batch, *end in row_values(progress, *names)}
+        own = [each for each in log.decided if each.batch in batches]
+        themselves = {each[:3:2] for each in own if each.tenant is None}
+        for each, count in Counter(own).items():
+            since, until = ends.get(each.batch, (0, MAX_TIME))
+            if not since <= each.after_offset + 1 <= until:
+                yield f"is of batch {each.batch}", each
+            if count > 1:
+                yield f"is there {count} times", each
+            if each.tenant is not None and each[:3:2] not in themselves:
+                yield f"has a time of tenant {each.tenant!r} alone", each
+            if each.tenant is None and not _is_moved_by(log, each):
+                yield f"moves to {each.event_time}, and so does not move it", each
+        if batches[0] == self.evidence.generation.from_batch:
+            for each in self._foreign_decisions(log):
+                yield f"is of batch {each.batch}", each
+
+    def _foreign_decisions(self, log: Log) -> list[Decided]:
+        """Return decisions of no batch that is judged, and that were not read back either."""
+        generation = self.evidence.generation
+        known = range(generation.from_batch, self.evidence.last_batch + 1)
+        is_read_back = generation.kind == "sink"
+        decided = (each for each in log.decided if not (is_read_back and each.batch == NULL))
+        return [each for each in decided if each.batch not in known]
+
+    def _unlike(
+        self, input_id: InputId, log: Log, columns: Mapping[str, Ints]
+    ) -> Iterator[tuple[int, str, int | None]]:
+        """Yield the first batches that bronze does not bear out: number, what is wrong, and at
+        which offset.
+        """
+        entries = log.entries
+        batch, from_offset, until_offset, head, clock, position = itemgetter(*_OF_BATCH)(columns)
+        records = np.flatnonzero(entries.kind != DECISION)
+        offsets = np.append(entries.offset[records], MAX_TIME)
+        record_positions = np.append(entries.position[records], MAX_TIME)
+        consumed = np.searchsorted(offsets, until_offset)
+        ahead = np.searchsorted(record_positions, clock, side="right")
+        positions = np.append(log.before, entries.position)
+        # A decision that follows the last offset passed may have come before the batch or after it.
+        certain = np.maximum(
+            np.append(0, records + 1)[consumed], np.searchsorted(entries.offset, until_offset - 1)
+        )
+        least = positions[certain]
+        most = positions[np.searchsorted(entries.offset, until_offset)]
+        last, until = self._last[input_id]
+        follows = np.diff(batch, prepend=last)
+        is_torn = (follows == 1) & (from_offset != np.append(until, until_offset)[:-1])
+        is_torn |= follows == 0
+
+        def first(wrong: npt.NDArray[np.bool_]) -> list[int]:
+            """Return the index of the first true element; empty where none is true."""
+            return [int(j) for j in np.flatnonzero(wrong)[:1]]
+
+        for j in first(is_torn):
+            what = f"it begins at offset {from_offset[j]}, where the batch before it did not end"
+            yield int(batch[j]), what, None
+        for j in first(~np.isin(position, positions) | (position < least) | (position > most)):
+            yield int(batch[j]), f"the position is {position[j]}, and bronze gives {least[j]}", None
+        self._check_told(input_id, log)
+        is_known = np.isin(head, positions)
+        is_wrong = ~is_known & (head <= positions[-1]) | (head < position)
+        is_wrong |= (head == clock) & (position < clock)
+        wrong = first(is_wrong)
+        for j in (*wrong, *np.flatnonzero(~is_wrong & (head > positions[-1])).tolist()):
+            what = f"the head is {head[j]}, and bronze has {least[j]} at offset {until_offset[j]}"
+            if j in wrong:
+                yield int(batch[j]), what, None
+            else:
+                where = f"progress: batch {batch[j]}, {input_id.topic}[{self.number}]"
+                self._told.append(Told(int(head[j]), {input_id}, what, where))
+        for j in first(ahead < consumed):
+            what = f"passed, with the clock at {clock[j]}, although the position is "
+            yield int(batch[j]), f"{what}{record_positions[ahead[j]]}", int(offsets[ahead[j]])
+        for j in first(record_positions[consumed] < clock + (head != clock)):
+            what = f"not passed, with the clock at {clock[j]}, although the position is "
+            position_there = record_positions[consumed[j]]
+            yield int(batch[j]), f"{what}{position_there}", int(offsets[consumed[j]])
+
+    def _check_told(self, input_id: InputId, log: Log) -> None:
+        """Check the times that bronze has come to since."""
+        positions = np.append(log.before, log.entries.position)
+        left = list[Told]()
+        for told in self._told:
+            is_passed = input_id in told.inputs and told.time <= positions[-1]
+            if is_passed and np.isin(told.time, positions):
+                continue
+            if is_passed:
+                told.inputs.discard(input_id)
+            if told.inputs:
+                left.append(told)
+            else:
+                self.report["batches"].add(told.what, told.where)
+        self._told = left
+
+
+def _is_moved_by(log: Log, decided: Decided) -> bool:
+    """Return True where a decision moves its input."""
+    entries = log.entries
+    before = np.append(log.before, entries.position)[:-1]
+    is_its = (entries.kind == DECISION) & (entries.offset == decided.after_offset)
+    is_its &= (entries.position == decided.event_time) & (before < decided.event_time)
+    return bool(is_its.any())
+
+
+_OF_BATCH: Final = ("batch", "from_offset", "until_offset", "head", "clock", "position")
+
+_OF_UNFINISHED: Final = ("due", "closed_at", "position", "source", "topic", "offset")
+"""Columns that a row loses when a jump closes it."""
+
+
+def _of_input(rows: pa.Table, input_id: InputId) -> pa.Table:
+    is_its = pc.and_(
+        pc.equal(rows["source"], input_id.source), pc.equal(rows["topic"], input_id.topic)
+    )
+    return rows.filter(is_its.fill_null(False))
+
+
+def _for_model(rows: pa.Table) -> pa.Table:
+    """Return rows of silver without what the model does not say: why rows are not valid, and the
+    ids of corrections. What a jump has closed has the status `reset`.
+    """
+    status = rows["status"]
+    is_correction = pc.equal(status, "correction")
+    is_reset = pc.equal(rows["invalid_reason"], "reset").fill_null(False)
+    is_reset = pc.and_(is_reset, pc.equal(status, "timed_out"))
+    is_none = pc.and_(is_correction, pc.equal(rows["version"], 0)).fill_null(False)
+    changed = {
+        "status": pc.if_else(is_reset, "reset", status),
+        "invalid_reason": pc.if_else(is_none, rows["invalid_reason"], None),
+        "id": pc.if_else(is_correction, None, rows["id"]),
+    }
+    for name in ("source", "topic", "offset"):
+        changed[name] = pc.if_else(is_reset, None, rows[name])
+    for name, column in changed.items():
+        rows = rows.set_column(rows.column_names.index(name), name, column)
+    return rows
+
+
+def _described(row: Mapping[str, Any], names: Mapping[InputId, str]) -> str:
+    """Return a row of silver for a sentence; `names`: those of the inputs."""
+    status, time = row["status"], row["event_time"]
+    at = ""
+    if row["source"] is not None and status != "waiting":
+        input_id = InputId(row["source"], row["topic"])
+        at = f"{names.get(input_id, input_id.topic)}@{row['offset']}"
+    if status == "correction":
+        kind = "a late-born record" if row["is_late_born"] else "the merge record"
+        return f"version {row['version']} of {kind} at {time} by {at}"
+    last = row["position"] if status in ("late", "passed") else row["last_event_time"]
+    optional = {"due": row["due"], "closed at": row["closed_at"], "u": row["u"]}
+    optional["position"] = row["position"] if status == "waiting" else None
+    times = "".join(f", {name} {t}" for name, t in optional.items() if t is not None)
+    last = time if last is None else last
+    parts = [f"{at} ({time})"] if at else []
+    if status == "duplicate":
+        parts = [f"{at} ({time}, the id {row['id']!r} of offset {row['of_offset']})"]
+    for input_id, name in names.items():
+        for *topic, offset, part_time, value in row.get(input_id.source) or ():
+            if not topic or topic == [input_id.topic]:
+                parts.append(f"{name}@{offset} ({part_time}, {str(value)[:40]})")
+    shown = ", ".join(parts[:5]) + ", ..." * (len(parts) > 5)
+    return f"{status} from {time} to {last}{times} of {shown}"
+
+
+# -- where a history begins
+
+
+class Beginning(NamedTuple):
+    """What the derivation of a partition begins with, and tenants and keys of the late records that
+    it corrects.
+    """
+
+    base: Base
+    corrected_keys: Collection[tuple[str, str]]
+
+
+def read_beginning(evidence: Evidence, partition: int, late: pa.Table) -> Beginning:
+    """Return what the derivation of a partition begins with.
+
+    Where rows have been deleted, that is a saved state, with the rows of silver from before that
+    late records may still correct. `late`: the later late records that are to be corrected.
+    """
+    before = evidence.generation.corrected_before.get(partition)
+    recovered = evidence.recovered.filter(pc.equal(evidence.recovered["partition"], partition))
+    names = ("merge_key", "event_time", "due", "closed_at", "tenant")
+    base = Base(
+        recovered=list(zip(*(recovered[name].to_pylist() for name in names), strict=True)),
+        since=evidence.since.get(partition),
+        corrected_before=None if before is None else CorrectionPlace._make(before),
+    )
+    entries = ("tenant", "merge_key", "event_time")
+    corrected = list(zip(*(late[name].to_pylist() for name in entries), strict=True))
+    if evidence.base is not None:
+        rows = _saved_rows(evidence, partition)
+        corrected += [tuple(row[n] for n in entries) for row in rows if row["status"] == "late"]
+        first = min((time for *_, time in corrected), default=MAX_TIME)
+        keys = {(tenant, key) for tenant, key, _ in corrected if evidence.is_sampled(key)}
+        rows = [row for row in rows if evidence.is_sampled(row["merge_key"])]
+        base = base._replace(
+            state=evidence.base,
+            rows=[*rows, *_closed_rows(evidence, partition, keys, first)],
+            late_rules={
+                (InputId(row["source"], row["topic"]), row["offset"]): evidence.epochs.of(
+                    row["batch"]
+                ).settings
+                for row in rows
+                if row["status"] == "late"
+            },
+            waiting_values=_values_of_waiting(evidence, partition, rows),
+        )
+    return Beginning(base, frozenset((tenant, key) for tenant, key, _ in corrected))
+
+
+def _saved_rows(evidence: Evidence, partition: int) -> list[dict[str, Any]]:
+    columns = tables.silver_columns(evidence.settings).names
+    saved: list[Condition] = [("partition", "=", partition), ("_base", "=", evidence.base_number)]
+    where = [[*saved, ("status", "in", (*tables.UNFINISHED, "late"))]]
+    rows = read_table(evidence.reader, evidence.settings, tables.BASES, columns, where)
+    return [dict(zip(columns, row, strict=True)) for row in as_rows(rows, columns)]
+
+
+def _closed_rows(
+    evidence: Evidence, partition: int, keys: Set[tuple[str, str]], first: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of merge records with these tenants and keys that a late record of a time (ms)
+    or later may belong to, and of corrections, which batches up to the saved state have made.
+    """
+    if not keys:
+        return
+    columns = tables.silver_columns(evidence.settings).names
+    where: list[Condition] = [
+        ("partition", "=", partition),
+        *evidence.closed_before,
+        ("due", ">=", first),
+    ]
+    before = evidence.generation.corrected_before.get(partition)
+    for rows in read_pieces(evidence.reader, tables.SILVER, columns, [where], ("event_time",)):
+        for row in as_rows(rows, columns):
+            values = dict(zip(columns, row, strict=True))
+            is_correction = values["status"] == "correction"
+            if (values["tenant"], values["merge_key"]) not in keys:
+                continue
+            if is_correction and not values["version"]:
+                continue
+            if before is not None and (
+                CORRECTED.place(values) <= before
+                if is_correction
+                else values["closed_at"] <= clock_of(before)
+            ):
+                continue  # the lost lake may have corrected it
+            yield values
+
+
+def _values_of_waiting(
+    evidence: Evidence, partition: int, rows: Iterable[Mapping[str, Any]]
+) -> dict[tuple[InputId, int], bytes]:
+    """Return what bronze has of the records that wait: they may be late by other rules."""
+    offsets = defaultdict[InputId, list[int]](list)
+    for row in rows:
+        if row["status"] == "waiting":
+            offsets[InputId(row["source"], row["topic"])].append(row["offset"])
+    values = dict[tuple[InputId, int], bytes]()
+    for input_id, its in offsets.items():
+        where = of_topic(input_id, [[("partition", "=", partition), ("offset", "in", sorted(its))]])
+        table = tables.bronze(input_id.source)
+        names = ["offset", "value"]
+        found = read_table(evidence.reader, evidence.settings, table, names, where)
+        pairs = zip(*(found[name].to_pylist() for name in names), strict=True)
+        values |= {(input_id, offset): value for offset, value in pairs if value is not None}
+    return values

@@ -1,0 +1,229 @@
+"""Commits that are on the disk before anything relies on them, for a lake in a folder.
+
+Neither delta-rs nor Spark has the operating system write to the disk what they have written to a
+folder: after a power cut a new file may be whole, empty, torn, filled with zeros, or absent. So
+whoever makes a commit waits here until its data files, its entry in the log, and the folders that
+name them are on the disk. Only then does the next layer read it, do offsets count from it, is a
+message sent that follows from it, or does a command answer.
+
+What a commit has added is what its entry says. A process that relies on the commits of another one
+waits for them, too (`rely_on`), since the other may be about to do so, or may have died.
+
+This is the only module that calls fsync.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from watersmeet.errors import WatersmeetError
+from watersmeet.lake.log_files import (
+    LAST_CHECKPOINT,
+    LOG,
+    actions_of,
+    checksum_of,
+    entry_of,
+    files_named,
+    names_in,
+    version_of_checkpoint,
+    version_of_entry,
+)
+
+T = TypeVar("T")
+
+RECENT: Final = 8
+"""Number of commits of a table, the last ones, that may not be on the disk when a process first
+looks at it: whoever commits leaves one at most, and few processes write to a lake.
+"""
+
+_THREADS: Final = 8
+"""Number of files that are waited for at a time: a disk writes several at once."""
+
+_CANNOT: Final = frozenset([errno.EINVAL, errno.ENOTSUP])
+"""What a file system says that cannot sync a folder, or anything: it keeps what it keeps."""
+
+
+class Durability(Protocol):
+    """What sees to it that the commits of a lake are durable."""
+
+    def committing(self, table: str) -> AbstractContextManager[None]:
+        """Let one commit be made to a table inside the `with` block, and make it durable.
+
+        No other thread makes one meanwhile: of two commits, none is durable before an earlier one.
+        A failure, too, may leave a commit, and is raised once that is durable.
+        """
+
+    def rely_on(self, tables: Iterable[str]) -> None:
+        """Make durable every commit to these tables that this process can have read."""
+
+
+class Trusted:
+    """The durability of object stores, of catalogs, and of a lake that needs none."""
+
+    def committing(self, table: str) -> AbstractContextManager[None]:
+        """See `Durability`."""
+        del table
+        return nullcontext()
+
+    def rely_on(self, tables: Iterable[str]) -> None:
+        """See `Durability`."""
+
+
+class Synced:
+    """The durability of a lake whose tables are below a folder of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._logs = dict[str, _Log]()
+
+    def __reduce__(self) -> tuple[type[Synced], tuple[Path]]:
+        """Pickle it without what it knows, which is of this process."""
+        return Synced, (self._folder,)
+
+    @contextmanager
+    def committing(self, table: str) -> Iterator[None]:
+        """See `Durability`."""
+        log = self._log(table)
+        with log.committing:
+            try:
+                yield
+            finally:
+                log.sync()
+
+    def rely_on(self, tables: Iterable[str]) -> None:
+        """See `Durability`."""
+        for table in tables:
+            self._log(table).sync()
+
+    def _log(self, table: str) -> _Log:
+        return self._logs.setdefault(table, _Log(self._folder / table))
+
+
+class _Log:
+    """The log of a table, and how far it is known to be durable."""
+
+    def __init__(self, table: Path) -> None:
+        self.committing = threading.RLock()
+        self._table = table
+        self._log = table / LOG
+        self._known: int | None = None
+        self._checkpoint: tuple[int, int] | None = None
+
+    def sync(self) -> None:
+        """Make durable what has been committed since the last time, whoever did so.
+
+        Several threads may do so at once: what is durable stays durable.
+        """
+        known = self._known
+        if known is not None and not entry_of(self._log, known).exists():
+            known = None  # the table was made anew
+        first = self._first_recent() if known is None else known + 1
+        if first is None:
+            return
+        version = first
+        paths = list[Path]()
+        while (entry := entry_of(self._log, version)).exists():
+            paths += self._added_by(entry)
+            version += 1
+        checkpoint, files = self._new_checkpoint()
+        paths += files
+        if paths:
+            sync([*paths, *self._folders(paths, is_new=first == 0)])
+        self._checkpoint = checkpoint
+        self._known = version - 1 if version > first else known
+
+    def _first_recent(self) -> int | None:
+        found = map(version_of_entry, names_in(self._log))
+        versions = [version for version in found if version is not None]
+        return max(versions[0], versions[-1] - RECENT + 1) if versions else None
+
+    def _added_by(self, entry: Path) -> Iterator[Path]:
+        yield from _with_checksum(entry)
+        yield from _with_checksum(entry.with_suffix(".crc"))  # Spark's, of the table's state
+        for named in files_named(self._table, actions_of(entry.read_bytes()) or ()):
+            yield from _with_checksum(named.path)
+
+    def _new_checkpoint(self) -> tuple[tuple[int, int] | None, list[Path]]:
+        """Return what tells one checkpoint from another, and the files of a new one."""
+        last = self._log / LAST_CHECKPOINT
+        try:
+            found = last.stat()
+        except FileNotFoundError:
+            return None, []
+        mark = found.st_ino, found.st_mtime_ns
+        if mark == self._checkpoint:
+            return mark, []
+        names = [n for n in names_in(self._log) if version_of_checkpoint(n) is not None]
+        newest = [name for name in names if name[:20] == names[-1][:20]]
+        files = [last, *(self._log / name for name in newest)]
+        files += (self._log / "_sidecars").glob("*.parquet")
+        return mark, [path for file in files for path in _with_checksum(file)]
+
+    def _folders(self, paths: Iterable[Path], *, is_new: bool) -> Iterator[Path]:
+        """Yield the folders that name these files, up to the table's, or to all that may be new."""
+        yield self._table
+        for path in paths:
+            yield from (p for p in path.parents if self._table in p.parents)
+        if is_new:
+            yield from self._table.parents
+
+
+def _with_checksum(path: Path) -> Iterator[Path]:
+    yield path
+    yield checksum_of(path)
+
+
+def sync(paths: Iterable[Path]) -> None:
+    """Return once these files and folders are on the disk; those that do not exist are left out.
+
+    Raises WatersmeetError where the disk does not take them.
+    """
+    list(_pool().map(_sync, dict.fromkeys(paths)))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="durable")
+
+
+def _sync(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            # Folders above the lake's may not be for everybody to list.
+            if error.errno in _CANNOT or (error.errno == errno.EACCES and path.is_dir()):
+                return
+            raise WatersmeetError(
+                f"{path} cannot be written to the disk ({error.strerror})",
+                fix="what was not written may be lost: look at the disk, then start again",
+            ) from error
+
+
+def durably(method: Callable[..., T]) -> Callable[..., T]:
+    """Let what a method commits to the table that is its first argument be durable.
+
+    The method is that of an engine, which has a `lake`.
+    """
+
+    @wraps(method)
+    def committed(self: Any, table: Any, *args: Any, **kwargs: Any) -> T:
+        """Call the method."""
+        with self.lake.durable.committing(getattr(table, "name", table)):
+            return method(self, table, *args, **kwargs)
+
+    return committed
