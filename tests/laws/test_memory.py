@@ -21,10 +21,11 @@ from watersmeet.lake.maintenance import FILE_BYTES
 SMALL_BOUNDS = (
     sys.executable,
     "-c",
-    "from watersmeet.lake import chunks, pieces; pieces.PIECE_BYTES = chunks.CHUNK_BYTES = 2**21; "
+    "from watersmeet.kafka import reading; from watersmeet.lake import chunks, pieces; "
+    "reading.BATCH_BYTES = pieces.PIECE_BYTES = chunks.CHUNK_BYTES = 2**21; "
     "from watersmeet.cli import main; main()",
 )
-"""A program whose pieces are small beside the smaller lake."""
+"""A program whose pieces are small beside the smaller lake, as are its batches and queues."""
 
 TIMES = 10
 """How many times as large the larger lake is."""
@@ -77,7 +78,13 @@ def filled(kafka: str, folder: Path, rounds: int) -> River:
     name = f"memory-{rounds}"
     corrections = {"topic": f"{name}-corrections", "within": "1h"}
     river = River.make(
-        kafka, folder / name, name, partitions=PARTITIONS, publish__corrections=corrections
+        kafka,
+        folder / name,
+        name,
+        partitions=PARTITIONS,
+        publish__corrections=corrections,
+        kafka__options={"queued.max.messages.kbytes": 2048},
+        merge__max_records_per_batch=2 * (ROUND + PARTITIONS),
     )
     for number in range(rounds):
         send(river, number, ROUND)

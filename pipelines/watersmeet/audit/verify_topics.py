@@ -4,6 +4,7 @@ each row that has one, in order, numbered without a gap."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -41,9 +42,6 @@ from watersmeet.lake.generations import Generation
 from watersmeet.lake.published import last_tails
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
-
-SLICE: Final = 10_000
-"""Number of offsets of a topic that are read at a time."""
 
 _CONTENT: Final = ("place", "key", "value", "timestamp", "id")
 
@@ -252,11 +250,15 @@ class TopicCheck:
     # -- messages
 
     def _messages(self, until: Place | None) -> list[Message]:
-        while self._range.from_offset < self._range.until_offset and (
+        while self._range.size and (
             until is None or not self._read or self._read[-1].place <= until
         ):
-            end = min(self._range.from_offset + SLICE, self._range.until_offset)
-            self._read += self._parsed(replace(self._range, until_offset=end))
+            end = self._range.until_offset
+            # No more than a batch is in memory, and none beside it is kept for later.
+            with closing(read_range(self.evidence.settings.kafka, self._range)) as batches:
+                if (batch := next(batches, None)) is not None:
+                    self._read += self._parsed(batch)
+                    end = batch["offset"][-1].as_py() + 1
             self._range = replace(self._range, from_offset=end)
         if self._first is None and self._read:
             self._first = min(message.place for message in self._read)
@@ -268,38 +270,35 @@ class TopicCheck:
         del self._read[:count]
         return messages
 
-    def _parsed(self, offsets: Range) -> Iterator[Message]:
+    def _parsed(self, batch: pa.RecordBatch) -> Iterator[Message]:
         timeout_ms = self.evidence.epochs.first_timeout_ms
-        for batch in read_range(self.evidence.settings.kafka, offsets):
-            times = batch["kafka_timestamp"].cast(pa.int64()).to_pylist()
-            columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
-            for time, offset, key, value, headers in zip(times, *columns, strict=True):
-                own = {header["key"]: header["value"] or b"" for header in reversed(headers or [])}
-                if FORGOTTEN in own:  # a tombstone is no part of the sequence
+        times = batch["kafka_timestamp"].cast(pa.int64()).to_pylist()
+        columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
+        for time, offset, key, value, headers in zip(times, *columns, strict=True):
+            own = {header["key"]: header["value"] or b"" for header in reversed(headers or [])}
+            if FORGOTTEN in own:  # a tombstone is no part of the sequence
+                continue
+            try:
+                tail = self.kind.sequence.parse(own, timeout_ms)
+            except ValueError:
+                what = f"not a message of Watersmeet: its headers are of no row of {self._table}"
+                self.findings.add(what, f"{self.topic}@{offset}", self.kind.fix)
+                continue
+            timestamp = time // 1000
+            texts = (
+                own.get(header, b"").decode(errors="replace")
+                for header in self.kind.headers.values()
+            )
+            content = (tail.place, key, value, timestamp, *texts)
+            event_time = tail.event_time
+            if event_time is None:  # nothing but the timestamp says it
+                event_time = 0 if timestamp == timestamp_of(0) else timestamp
+            if self.delivery == "at_least_once":
+                identity = hash((tail.seq, content))
+                if identity in self._seen:
                     continue
-                try:
-                    tail = self.kind.sequence.parse(own, timeout_ms)
-                except ValueError:
-                    what = (
-                        f"not a message of Watersmeet: its headers are of no row of {self._table}"
-                    )
-                    self.findings.add(what, f"{self.topic}@{offset}", self.kind.fix)
-                    continue
-                timestamp = time // 1000
-                texts = (
-                    own.get(header, b"").decode(errors="replace")
-                    for header in self.kind.headers.values()
-                )
-                content = (tail.place, key, value, timestamp, *texts)
-                event_time = tail.event_time
-                if event_time is None:  # nothing but the timestamp says it
-                    event_time = 0 if timestamp == timestamp_of(0) else timestamp
-                if self.delivery == "at_least_once":
-                    identity = hash((tail.seq, content))
-                    if identity in self._seen:
-                        continue
-                    self._seen.add(identity)
-                yield Message(offset, tail.seq, tail.place, event_time, content)
+                self._seen.add(identity)
+            yield Message(offset, tail.seq, tail.place, event_time, content)
 
 
 class MessageCheck:

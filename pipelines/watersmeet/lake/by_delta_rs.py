@@ -154,6 +154,7 @@ class DeltaRsReader(TableReader):
         query = QueryBuilder()
         query.execute(_UNPACK_WHAT_MATCHES)
         query.execute(f"SET datafusion.runtime.memory_limit = '{_QUERY_MEMORY}'")
+        query.execute(f"SET datafusion.execution.batch_size = {_QUERY_ROWS}")
         stored = self.stored_tables(names)
         opened = {table: self._at(table, versions.get(table)) for table in stored}
         for table, delta_table in opened.items():
@@ -452,6 +453,8 @@ _QUERY_PREFIX: Final = re.compile(
     r"|(?:ParserError|TokenizerError)\(\""
 )
 _QUERY_MEMORY: Final = "2G"
+_QUERY_ROWS: Final = 1024
+"""Number of rows that a query unpacks at a time: a row may have long lists of values."""
 
 
 def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
