@@ -724,7 +724,7 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
         for decision in decisions
     ]
     planner.state = planner.state.deciding(decided)
-    rows = [("idle", decision_rows(decided, 1 + len(plans), len(plans), 0))]
+    rows = [("idle", decision_rows(decided, 0, len(plans), 0))]
     drain()
     rows += [("batch", batch_rows(plan, 1 + plan.batch)) for plan in plans]
     for status, of_status in rows:

@@ -26,6 +26,7 @@ from unittest.mock import patch
 
 import tests.conftest  # noqa: F401  # quick starts
 from tests.faults.command import say
+from tests.faults.wired import broken_by
 from tests.support.cases import HOLE, SOURCES, keyed
 from tests.support.configurations import IDS
 from tests.support.rivers import EMBEDDED, FOLDER, River, until
@@ -213,19 +214,7 @@ class Election:
                 case.values[source] = [log[o].value if o in log else HOLE for o in offsets]
             case.arrivals = [s for s in SOURCES for _ in case.values[s]]
         self._river.finish()
-        return self._broken()
-
-    def _broken(self) -> list[str]:
-        river, mode = self._river, self.mode
-        found = river.losses(gaps_allowed=mode == "at_most_once")
-        problems = [*found.other, *river.broken_promises()]
-        if found.lost and mode != "at_most_once":
-            problems.append(f"{found.lost} are lost")
-        if found.repeated and mode != "at_least_once":
-            problems.append(f"{found.repeated} are there twice")
-        if found.out_of_order:
-            problems.append(f"{found.out_of_order} are out of order")
-        return problems
+        return broken_by(self._river, self.mode)
 
     def _fill(self, place: Place, end: int, count: int) -> None:
         """Have so many other records in a partition: made up, like those that were there, the same,
@@ -263,7 +252,7 @@ class Election:
             return [] if is_told else [f"{failure!r}, and {foreign} have messages of others"]
         if failure is not None:
             return [repr(failure)]
-        return [] if foreign else self._broken()
+        return [] if foreign else broken_by(self._river, self.mode)
 
     # -- what all have in common
 

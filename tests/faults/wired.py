@@ -250,6 +250,12 @@ def run_by(kafka: str, folder: Path, name: str, mode: str, seed: str) -> list[st
     river.config["kafka"] = {"bootstrap_servers": kafka}
     river.write()
     river.finish()
+    problems = broken_by(river, mode)
+    return [*problems, *between.done] if problems else []
+
+
+def broken_by(river: River, mode: str) -> list[str]:
+    """What a river that is through has broken of its promises, in a delivery mode."""
     found = river.losses(gaps_allowed=mode == "at_most_once")
     problems = [*found.other, *river.broken_promises()]
     if found.lost and mode != "at_most_once":
@@ -258,7 +264,7 @@ def run_by(kafka: str, folder: Path, name: str, mode: str, seed: str) -> list[st
         problems.append(f"{found.repeated} are there twice")
     if found.out_of_order:
         problems.append(f"{found.out_of_order} are out of order")
-    return [*problems, *between.done] if problems else []
+    return problems
 
 
 def _finish(river: River) -> None:

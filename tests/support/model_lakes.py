@@ -458,9 +458,6 @@ class ModelLake:
             row.setdefault("batch", plan.batch)
             row.setdefault("generation", self.number)
         rows = batch_rows(plan, self.time).to_pylist()
-        for row in self.others:
-            if row["status"] == "idle" and row["batch"] == plan.batch:
-                row["decided_at"] = self.time
         self.others += [
             {"status": "batch", **{name: _ms(value) for name, value in row.items()}} for row in rows
         ]
@@ -656,7 +653,7 @@ def wall_clock_ms() -> int:
 
 
 def _content(row: Row) -> str:
-    numbers = ("batch", "generation", "decided_at")
+    numbers = ("batch", "generation")
     return repr({name: value for name, value in row.items() if name not in numbers})
 
 

@@ -40,7 +40,7 @@ from watersmeet.settings import Settings
 
 PROGRESS_COLUMNS: Final = (
     *("partition", "source", "topic", "epoch", "generation", "batch", "from_offset"),
-    *("until_offset", "head", "clock", "position", "committed_at"),
+    *("until_offset", "head", "clock", "position"),
 )
 """Columns that are read of `progress`."""
 

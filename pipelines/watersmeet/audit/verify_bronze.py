@@ -15,7 +15,7 @@ from watersmeet.audit.evidence import NULL, Evidence, Ints, here, numbers, read_
 from watersmeet.audit.partitioning import Place, check_key_partition
 from watersmeet.audit.problems import Findings
 from watersmeet.audit.verify_values import as_kept
-from watersmeet.core.columns import NULL_TIME, groups, times_ms
+from watersmeet.core.columns import NULL_TIME, groups, row_values, times_ms
 from watersmeet.core.inputs import InputId
 from watersmeet.core.model import Record
 from watersmeet.core.plan import TopicPartition
@@ -286,9 +286,7 @@ def _decisions(rows: pa.Table) -> tuple[pa.Table, list[dict[str, int]]]:
     for row in rows.filter(pc.is_valid(rows["tenant"])).to_pylist():
         tenant_times[row["after_offset"], row["decided_at"]][row["tenant"]] = row["event_time"]
     decisions = rows.filter(pc.is_null(rows["tenant"]))
-    places = zip(
-        *(decisions[name].to_pylist() for name in ("after_offset", "decided_at")), strict=True
-    )
+    places = row_values(decisions, "after_offset", "decided_at")
     return decisions, [tenant_times.get(place, {}) for place in places]
 
 

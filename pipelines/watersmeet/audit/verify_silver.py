@@ -46,13 +46,10 @@ def compared_columns(evidence: Evidence) -> list[str]:
     return [n for n in tables.silver_columns(evidence.settings).names if n not in ignored]
 
 
-class Told(NamedTuple):
-    """A time (ms) that one of these inputs has come to, if all is right: those that bronze has not
-    shown to have passed it yet. Else `what` is wrong, and where.
-    """
+class Ahead(NamedTuple):
+    """A head (ms) that bronze has not come to yet; if it never does, `what` is wrong, and where."""
 
-    time: int
-    inputs: set[InputId]
+    head: int
     what: str
     where: str
 
@@ -98,7 +95,7 @@ class PartitionCheck:
         self._erasing = erasing
         self._unequal: tuple[list[Row], list[Row]] = [], []
         """Rows that only silver has, and rows that only the model has."""
-        self._told: list[Told] = []
+        self._ahead: dict[InputId, list[Ahead]] = {input_id: [] for input_id in logs}
         first = max(self.history_batch + 1, evidence.generation.from_batch)
         self._last = {input_id: (first - 1, log.begin) for input_id, log in logs.items()}
         """The last batch of each input, and the offset at which it ended."""
@@ -111,7 +108,7 @@ class PartitionCheck:
         self.derived.arrive(input_id, log.arrived)
         log.arrived = []
         if log.is_over:
-            self._check_told(input_id, log)
+            self._check_heads(input_id, log)
             log.drop(log.until)
         first, last = records.offset[:1], records.offset[-1:]
         if len(first):
@@ -151,9 +148,9 @@ class PartitionCheck:
             self._check_state(row)
         self._compare(rows, self.derived.unfinished())
         for input_id, log in self.logs.items():
-            self._check_told(input_id, log)
-        for told in self._told:
-            self.report["batches"].add(told.what, told.where)
+            self._check_heads(input_id, log)
+            for _, what, where in self._ahead[input_id]:
+                self.report["batches"].add(what, where)
         names = self.evidence.settings.input_names
         for difference in compare(*self._unequal, self.columns, self._key):
             tenant, key = difference.key
@@ -310,9 +307,8 @@ class PartitionCheck:
 
     def _foreign_decisions(self, log: Log) -> list[Decided]:
         """Return decisions of no batch that is judged, and that were not read back either."""
-        generation = self.evidence.generation
-        known = range(generation.from_batch, self.evidence.last_batch + 1)
-        is_read_back = generation.kind == "sink"
+        known = self.evidence.own_batches
+        is_read_back = self.evidence.generation.kind == "sink"
         decided = (each for each in log.decided if not (is_read_back and each.batch == NULL))
         return [each for each in decided if each.batch not in known]
 
@@ -350,7 +346,7 @@ class PartitionCheck:
             yield int(batch[j]), what, None
         for j in first(~np.isin(position, positions) | (position < least) | (position > most)):
             yield int(batch[j]), f"the position is {position[j]}, and bronze gives {least[j]}", None
-        self._check_told(input_id, log)
+        self._check_heads(input_id, log)
         is_known = np.isin(head, positions)
         is_wrong = ~is_known & (head <= positions[-1]) | (head < position)
         is_wrong |= (head == clock) & (position < clock)
@@ -361,7 +357,7 @@ class PartitionCheck:
                 yield int(batch[j]), what, None
             else:
                 where = f"progress: batch {batch[j]}, {input_id.topic}[{self.number}]"
-                self._told.append(Told(int(head[j]), {input_id}, what, where))
+                self._ahead[input_id].append(Ahead(int(head[j]), what, where))
         for j in first(ahead < consumed):
             what = f"passed, with the clock at {clock[j]}, although the position is "
             yield int(batch[j]), f"{what}{record_positions[ahead[j]]}", int(offsets[ahead[j]])
@@ -370,21 +366,16 @@ class PartitionCheck:
             position_there = record_positions[consumed[j]]
             yield int(batch[j]), f"{what}{position_there}", int(offsets[consumed[j]])
 
-    def _check_told(self, input_id: InputId, log: Log) -> None:
-        """Check the times that bronze has come to since."""
+    def _check_heads(self, input_id: InputId, log: Log) -> None:
+        """Check the heads that bronze has come to since."""
         positions = np.append(log.before, log.entries.position)
-        left = list[Told]()
-        for told in self._told:
-            is_passed = input_id in told.inputs and told.time <= positions[-1]
-            if is_passed and np.isin(told.time, positions):
-                continue
-            if is_passed:
-                told.inputs.discard(input_id)
-            if told.inputs:
-                left.append(told)
-            else:
-                self.report["batches"].add(told.what, told.where)
-        self._told = left
+        left = list[Ahead]()
+        for ahead in self._ahead[input_id]:
+            if ahead.head > positions[-1]:
+                left.append(ahead)
+            elif not np.isin(ahead.head, positions):
+                self.report["batches"].add(ahead.what, ahead.where)
+        self._ahead[input_id] = left
 
 
 def _is_moved_by(log: Log, decided: Decided) -> bool:

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -117,7 +117,7 @@ def read_range(
     offset_range: Range,
     max_records: int = 10_000,
     timeout_s: float = TIMEOUT_S,
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch]:
     """Yield the committed records of a range in offset order, as batches with the columns of
     `KAFKA`.
 
