@@ -163,6 +163,12 @@ class StoreUnreachableError(StoreError):
     retriable = True
 
 
+class StoreBehindError(StoreError):
+    """The object store has a commit, and its lists do not have it yet."""
+
+    retriable = True
+
+
 class StoreAccessError(StoreError):
     """The object store refused the client, or it lacks a permission. Waiting does not help."""
 

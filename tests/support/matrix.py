@@ -25,6 +25,7 @@ KINDS: Final = {
     "wire": "the wire to Kafka delays, loses and repeats requests and answers",
     "broker": "the broker is killed, stands still, is slow, is another one, or cannot do a thing",
     "outage": "an object store, a registry, a worker of Spark, a login or a permission is gone",
+    "store": "an object store lies: 503, 412 after success, no answer, half a body, a short list",
     "owners": "another owner or another command at the same time; one that stood still and wakes",
     "commits": "others commit to the tables; a commit meets one, or its answer does not come",
     "lost": "the lake, a table, notes or checkpoints are gone, or an earlier copy is put back",

@@ -10,7 +10,9 @@ import json
 import math
 import re
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -25,7 +27,7 @@ from watersmeet.core.types import TIME
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake.conditions import Dialect, sql_of, sql_of_rows, sql_of_view
 from watersmeet.lake.files import Files
-from watersmeet.lake.location import Lake, local_path, scheme_of
+from watersmeet.lake.location import Lake, has_store, local_path, scheme_of
 from watersmeet.lake.log_files import (
     LOG,
     damaged,
@@ -34,7 +36,7 @@ from watersmeet.lake.log_files import (
     names_in,
     version_of_entry,
 )
-from watersmeet.lake.table_errors import names_tables
+from watersmeet.lake.table_errors import behind, names_tables
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
     Aggregates,
@@ -82,7 +84,8 @@ class DeltaRsReader(TableReader):
 
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
-        return DeltaTable.is_deltatable(self.uri(table), self.storage(table))
+        is_listed = DeltaTable.is_deltatable(self.uri(table), self.storage(table))
+        return is_listed or self._has_entry(table, 0)
 
     def table_rows(
         self, table: str, columns: Sequence[str], where: Where, version: int | None
@@ -180,13 +183,20 @@ class DeltaRsReader(TableReader):
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `TableReader`."""
-        while True:
+        for _ in self._looks(table):
             commits = self.opened(table).history(limit)
             if not commits:
-                raise self._damaged(table, self.opened(table).version())
+                last = self.opened(table).version()
+                if not (self._is_stored(table) and self._is_whole(table, last)):
+                    raise self._damaged(table, last)
+                continue
             # delta-rs numbers downwards from the version that it knows, but also lists commits that
-            # came since: the numbers are right once both agree.
-            if len(commits) == limit == 1 or self.opened(table).version() == commits[0]["version"]:
+            # came since, and may not list the last one: the numbers are right once both ends agree.
+            if len(commits) == limit == 1:
+                break
+            oldest = commits[-1]["version"]
+            lacks_some = len(commits) != limit and self._has_entry(table, oldest - 1)
+            if self.opened(table).version() == commits[0]["version"] and not lacks_some:
                 break
         return [
             Version(
@@ -296,13 +306,38 @@ class DeltaRsReader(TableReader):
     def opened(self, table: str) -> DeltaTable:
         """Return the table at its last commit. Each thread has an instance of its own."""
         thread_tables: dict[str, DeltaTable] = vars(self._thread_tables)
-        try:
-            if self.has_moved(table, thread_tables[table].version()):
+        known = thread_tables.get(table)
+        if known is not None and not self.has_moved(table, known.version()):
+            return known
+        for _ in self._looks(table):
+            try:
                 thread_tables[table].update_incremental()
-        # Not read yet; or the log was cleaned up beyond what was read, or the table made again.
-        except (KeyError, DeltaError):
-            thread_tables[table] = self._open(table)
+            # Not read yet; or the log was cleaned up beyond what was read, or the table made again.
+            except (KeyError, DeltaError):
+                thread_tables[table] = self._open(table)
+            if not self._has_entry(table, thread_tables[table].version() + 1):
+                break
         return thread_tables[table]
+
+    def _is_stored(self, table: str) -> bool:
+        return has_store(self.path(table))
+
+    def _has_entry(self, table: str, version: int) -> bool:
+        """Return True where the log of a table in an object store has a commit, listed or not."""
+        entry = f"{self.path(table)}/{LOG}/{entry_name(version)}"
+        return version >= 0 and self._is_stored(table) and self.files_of(table).has_file(entry)
+
+    def _looks(self, table: str) -> Iterator[None]:
+        """Yield for each look at the list of a log.
+
+        An object store may have a commit, and answer for a while with a list that lacks it.
+        """
+        if not self._is_stored(table):
+            yield from repeat(None)
+        for wait_s in _WAITS_S:
+            time.sleep(wait_s)
+            yield
+        raise behind(table)
 
     def files_of(self, table: str) -> Files:
         """Return access to the files beside a table, with the options of the lake that holds it.
@@ -316,6 +351,8 @@ class DeltaRsReader(TableReader):
         try:
             return DeltaTable(self.uri(table), version, self.storage(table))
         except TableNotFoundError:
+            if self._has_entry(table, 0):
+                raise behind(table) from None
             raise NoTableError(table, self._lake.owning_lake(table).location) from None
         except DeltaError:
             if (
@@ -348,12 +385,13 @@ class DeltaRsReader(TableReader):
         if (kept := self._kept.get(table)) is not None and kept.version() == version:
             return kept
         thread_tables: dict[str, DeltaTable] = vars(self._thread_tables)
-        if table in thread_tables and thread_tables[table].version() == version:
+        is_opened = table in thread_tables and thread_tables[table].version() == version
+        if is_opened or self.version(table) == version:
             delta_table = self._kept[table] = thread_tables.pop(
                 table
             )  # from now on it is not updated
             return delta_table
-        if not 0 <= version <= self.version(table):
+        if not 0 <= version < thread_tables[table].version():
             raise VersionGoneError(table, version)
         try:
             delta_table = self._kept[table] = self._open(table, version)
@@ -489,6 +527,9 @@ _WRITABLE: Final = frozenset(
 )
 """Table features that delta-rs was tested with, reading and writing."""
 _READABLE: Final = _WRITABLE | {"columnMapping"}
+
+_WAITS_S: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before each look at the list of a log that may lack its last commit."""
 
 
 def columns_of(delta_table: DeltaTable) -> pa.Schema:

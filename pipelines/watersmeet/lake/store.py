@@ -65,11 +65,11 @@ def check_writable(lake: Lake) -> None:
     for place in stored(lake):
         files = Files(lake.storage)
         probe = f"{place}/_probe-{uuid.uuid4()}"
-        first = files.create(probe)
-        second = files.create(probe)
-        files.read_text(probe)
+        files.create(probe)  # said to exist where the answer to a first try did not come
+        is_made_again = files.create(probe)
+        is_there = files.read_text(probe) is not None
         files.delete(probe)  # lists, too
-        if not first or second:
+        if is_made_again or not is_there:
             raise ConfigurationError(
                 f"the object store of {place} lets two writers make the same file, so that "
                 "one commit could replace another",

@@ -20,6 +20,8 @@ from deltalake.exceptions import DeltaError
 from watersmeet.errors import (
     ConstraintError,
     MissingFileError,
+    StoreBehindError,
+    StoreUnreachableError,
     TableConflictError,
     TableError,
     WatersmeetError,
@@ -46,6 +48,15 @@ _REFUSED: Final = re.compile("failed validation check|DELTA_VIOLATE_CONSTRAINT")
 _MISSING: Final = re.compile(
     r"not found|NotFound|not_exist|does not exist|no such file", re.IGNORECASE
 )
+_BROKEN_OFF: Final = re.compile(r"Error getting \w+ response body|error reading a body")
+"""What delta-rs says of an answer of a store that ends in its midst."""
+
+_BEHIND: Final = re.compile(
+    r"no new commits were found after existing snapshot|is older than the existing snapshot"
+    r"|LogSegment end version \d+ not the same|^Invalid table version: \d+$"
+)
+"""What delta-rs says where it has made or read a commit that a list of the log lacks."""
+
 _FILE: Final = re.compile(r"([^\s/'\"`]+)/(?:\w+=[^\s/]*/)?([^\s/'\"`]+\.parquet)\b")
 """The path of a data file: its table's folder, perhaps a partition's, and its name."""
 
@@ -145,4 +156,19 @@ def _explained(reader: TableReader, table: str, error: Exception) -> WatersmeetE
             )
             missing.retriable = not is_needed
             return missing
+    if _BROKEN_OFF.search(text):
+        return StoreUnreachableError(
+            f"the object store broke off an answer about {table} ({root_cause(error)})",
+            fix="try again; if it goes on, look at the store",
+        )
+    if _BEHIND.search(text):
+        return behind(table)
     return TableError(f"{table}: {root_cause(error)}")
+
+
+def behind(table: str) -> StoreBehindError:
+    """Return the error that says that an object store lists a log without a commit of it."""
+    return StoreBehindError(
+        f"the log of {table} was listed without its last commit",
+        fix="try again; if it goes on, use an object store that lists all that was written",
+    )
