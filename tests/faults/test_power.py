@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.power import cut_again_and_again
+from tests.faults.power import cut_again_and_again, not_durable
 from tests.support import effort
 from tests.support.forgetful import HAS_COMPILER, WHY, ForgetfulFolder
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
@@ -24,9 +24,6 @@ pytestmark = [
     pytest.mark.fault("power", oracle=True),
 ]
 
-RENEWALS = "_checkpoints"
-"""What an owner says to show that it lives means nothing after a power cut."""
-
 
 @pytest.mark.long
 @pytest.mark.parametrize("lake", effort.first_then_nightly([EMBEDDED, FOLDER]))
@@ -38,19 +35,16 @@ def test_what_a_layer_goes_on_from_is_on_the_disk_before_it_does(
     river = River.make(kafka, tmp_path, name, lake=lake, **more)
     folder = ForgetfulFolder(Path(str(river.as_folder.lake)), tmp_path)
 
-    def not_durable() -> list[str]:
-        return [each for each in folder.not_durable() if not each.startswith(RENEWALS)]
-
     for point in ("silver.merge", "letters.publish", "gold.publish", "gold.done"):
         river.flow()
         river.environment = folder.environment()
         run = river.run("--once", point=point)
         run.await_held()
-        assert not_durable() == [], f"at {point}"
+        assert not_durable(folder) == [], f"at {point}"
         run.kill()
     river.environment = folder.environment()
     assert river.run("--once").wait() == 0, river.run_log[-3000:]
-    assert not_durable() == [], "at the end"
+    assert not_durable(folder) == [], "at the end"
     river.environment = None
     assert river.losses() == Losses()
 

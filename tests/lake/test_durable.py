@@ -22,6 +22,7 @@ from watersmeet.engine.spark import SparkEngine
 from watersmeet.engine.spark_writer import SparkWriter
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake import durable, tables
+from watersmeet.lake.checksums import PIECE
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.durable import RECENT, Synced, Trusted
 from watersmeet.lake.location import Lake
@@ -44,7 +45,16 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
 
 
 def everything(folder: Path) -> set[Path]:
-    return {folder, *folder.rglob("*")}
+    """All but the checksums that wait for the next commit to be synced."""
+    return {path for path in (folder, *folder.rglob("*")) if not is_own_checksum(path)}
+
+
+def is_own_checksum(path: Path) -> bool:
+    return path.suffix == ".crc" and path.read_bytes()[4:8] == PIECE.to_bytes(4, "big")
+
+
+def own_checksums(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob(".*.crc") if is_own_checksum(path)}
 
 
 def row_of(lake: Lake, table: str, **values: object) -> pa.Table:

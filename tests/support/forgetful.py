@@ -31,6 +31,9 @@ LIBRARY = Path(__file__).with_suffix(".c")
 HAS_COMPILER = shutil.which("cc") is not None
 WHY = "the library that records what is synced needs a C compiler (`cc`)"
 
+SECTOR = 512
+"""Bytes that a disk writes all or none of."""
+
 _STATE = "=QQQQQQQQ"
 
 
@@ -215,6 +218,8 @@ def _remove(path: Path) -> None:
 def _spoil(path: Path, rng: random.Random) -> str:
     content = path.read_bytes()
     cut = rng.randrange(len(content) + 1)
+    if len(content) <= SECTOR:
+        cut = rng.choice([0, len(content)])
     kinds: Mapping[str, bytes] = {
         "empty": b"",
         "torn": content[:cut],

@@ -53,6 +53,14 @@ PLANTED = [
         "test_every_file_of_a_commit_and_every_folder_that_names_one_is_synced_when_the_call_returns",
     ),
     Planted(
+        "a damaged file is read",
+        "pipelines/watersmeet/lake/by_delta_rs.py",
+        "        for name in {*_may_meet(files, where)",
+        "        for name in set() and {*_may_meet(files, where)",
+        "tests/lake/test_flipped.py::"
+        "test_a_value_that_has_become_another_one_is_refused_and_no_other_file_is_missed",
+    ),
+    Planted(
         "a clock goes back at the end of a batch",
         "pipelines/watersmeet/core/plan.py",
         "return running if cursor.position is None else np.maximum(running, cursor.position)",

@@ -23,6 +23,8 @@ The checks are numbered as in the contract:
    corrections those;
 7. topics of *dead letters* have each late or refused record once, as it came, in order of offset.
 
+With `--full`, the files themselves are compared with their checksums before (`verify_files`).
+
 Where rows have been deleted (`keep`), what came before the saved state with which history begins is
 not judged.
 
@@ -76,6 +78,7 @@ from watersmeet.audit.verify_dead_letters import (
     check_dead_letters,
     read_dead_letter_topics,
 )
+from watersmeet.audit.verify_files import damaged_files
 from watersmeet.audit.verify_rows import RowChecks
 from watersmeet.audit.verify_silver import (
     JUDGED,
@@ -120,6 +123,8 @@ MOVING: Final = (
     "the lake was changed during each look at it, so that problems may be of a state in between; "
     "verify again once `forget`, `evolve` or `keep` has ended"
 )
+
+UNREADABLE: Final = "nothing else was judged: what damaged files say means nothing"
 
 UNJUDGED: Final = "nothing else was judged: without its saved states a lake cannot be derived again"
 
@@ -215,6 +220,8 @@ def _check_once(
     is_full: bool,
 ) -> tuple[dict[str, Any], Snapshot]:
     settings = read_epochs(reader, settings).current.settings
+    if is_full and (damaged := damaged_files(reader, settings)).problems:
+        return answer([damaged], [UNREADABLE]), Snapshot(reader, settings)
     topics, partitions = _read_topics(reader, settings, timeout_s)
     snapshot = Snapshot(reader, settings)
     history = read_history(snapshot, settings)

@@ -75,6 +75,7 @@ CHUNKS: Final = 4
 _ORDER: Final = ("partition", "event_time", "offset")
 """The columns by which rows are near one another once a table was rewritten as a whole."""
 _WAITING: Final[Where] = [[("status", "=", "waiting")]]
+_UNFINISHED: Final[Where] = [[("status", "in", ["open", "waiting"])]]
 
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Number of bytes of rows, as they are in memory, in a row group of a file."""
@@ -331,6 +332,7 @@ class EmbeddedEngine(Polling):
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
             """Merge the changed rows into the table, in one commit with these properties."""
+            self.reader.check_files(table, delta_table, _UNFINISHED if only_open else ())
             merge = delta_table.merge(
                 rows,
                 condition,
@@ -405,6 +407,7 @@ class EmbeddedEngine(Polling):
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
             """Write new files, and commit them in place of those that are there."""
+            self.reader.check_files(table, delta_table, rows.every)
             chunks = streamed(delta_table, schema, rows.every, chunk_rows)
             added = self.write_files(table, merged(chunks))
             delta_table.create_write_transaction(
@@ -418,6 +421,7 @@ class EmbeddedEngine(Polling):
         """See `Engine.delete`."""
         condition = sql_where(where, self.lake.schema(table))
         writer = self._writer_of(table)
+        self.reader.check_files(table, self.reader.opened(table), where)
         self._commit(table, commit, lambda delta, kw: delta.delete(condition, writer, **kw))
 
     def update(
@@ -427,6 +431,7 @@ class EmbeddedEngine(Polling):
         condition = sql_where(where, self.lake.schema(table))
         updates = {sql_name(name): literal(value) for name, value in values.items()}
         writer = self._writer_of(table)
+        self.reader.check_files(table, self.reader.opened(table), where)
         self._commit(
             table, commit, lambda delta, kw: delta.update(updates, None, condition, writer, **kw)
         )
@@ -485,6 +490,7 @@ class EmbeddedEngine(Polling):
         """See `Engine.compact`."""
         with suppress_conflict(), self._naming_features(table):
             delta_table = self.reader.opened(table)
+            self.reader.check_files(table, delta_table, largest=file_bytes)
             delta_table.optimize.compact(
                 target_size=file_bytes,
                 max_concurrent_tasks=1,  # each has rows in memory
@@ -497,6 +503,7 @@ class EmbeddedEngine(Polling):
         """See `Engine.purge`. Where Spark left deletion vectors, all files are rewritten."""
         delta_table = self.reader.opened(table)
         if _has_deletion_vectors(delta_table):
+            self.reader.check_files(table, delta_table)
             delta_table.optimize.z_order(
                 [name for name in _ORDER if name in self.lake.schema(table).names],
                 target_size=FILE_BYTES,

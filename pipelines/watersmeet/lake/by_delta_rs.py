@@ -12,10 +12,11 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from watersmeet.core.types import TIME
 from watersmeet.errors import WatersmeetError
+from watersmeet.lake.checksums import damaged_file, is_intact
 from watersmeet.lake.conditions import Dialect, sql_of, sql_of_rows, sql_of_view
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, has_store, local_path, scheme_of
@@ -49,6 +51,7 @@ from watersmeet.lake.table_reader import (
     check_question,
     normalise,
     plain_schema,
+    plain_type,
     restored_to,
 )
 from watersmeet.lake.views import DerivedView, View, with_reads
@@ -71,6 +74,8 @@ class DeltaRsReader(TableReader):
 
         It never changes, so all threads share it.
         """
+        self._intact: dict[str, set[str]] = {}
+        """By table, the files whose content was that of their checksums."""
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -122,6 +127,7 @@ class DeltaRsReader(TableReader):
         schema = columns_of(delta_table)
         names = [*selection.columns, *selection.lists]
         check_question(table, schema.names, names, where, selection.values)
+        self.check_files(table, delta_table, where)
         condition = f" WHERE {sql_where(where, schema)}" if where else ""
         sql = f"SELECT {selection.expressions} FROM t{condition}{selection.grouped}"
         query = QueryBuilder().register("t", delta_table)
@@ -256,6 +262,26 @@ class DeltaRsReader(TableReader):
         """See `TableReader`."""
         paths = pa.table(self.opened(table).get_add_actions())["path"].to_pylist()
         return any(path.rpartition("/")[2] == name for path in paths)
+
+    def check_files(
+        self, table: str, delta_table: DeltaTable, where: Where = (), largest: int | None = None
+    ) -> None:
+        """Raise TableError where a file does not have the content that its checksum says.
+
+        Only files in a folder have checksums. Those are looked at, once, that may have rows which
+        meet the conditions, and that are not larger than `largest`. What was vacuumed meanwhile is
+        left to the query.
+        """
+        if scheme_of(self.path(table)) is not None:
+            return
+        files = pa.table(delta_table.get_add_actions(flatten=True))
+        if largest is not None:
+            files = files.filter(pc.less_equal(files["size_bytes"], largest))
+        intact = self._intact.setdefault(table, set())
+        for name in {*_may_meet(files, where)["path"].to_pylist()} - intact:
+            if not is_intact(Path(self.path(table), name)):
+                raise damaged_file(table, name)
+            intact.add(name)
 
     def bytes_of_files(self, table: str, largest: int) -> int:
         """Return how many bytes the files of a table have that are not larger than `largest`."""
@@ -453,6 +479,52 @@ class _Selection(NamedTuple):
         """The clause that groups rows, as SQL; empty where they are not grouped."""
         by = ", ".join(map(sql_name, self.columns))
         return f" GROUP BY {by}" if self.is_grouped and by else ""
+
+
+def _may_meet(files: pa.Table, where: Where) -> pa.Table:
+    """Return the files, as delta-rs lists them, that may have rows which meet the conditions.
+
+    Of these, only those count that compare numbers, times, or the column that partitions a table.
+    """
+    masks = [
+        reduce(pc.and_, [_may_meet_one(files, *condition) for condition in term], _all(files))
+        for term in where
+    ]
+    return files.filter(reduce(pc.or_, masks)) if masks else files
+
+
+def _may_meet_one(files: pa.Table, column: str, operator: str, value: Any) -> pa.Array:
+    values = [*value] if operator == "in" else [value]
+    if operator not in _BOUNDED:
+        return _all(files)
+    if (name := f"partition.{column}") in files.column_names:
+        is_text = operator in ("=", "in") and pa.types.is_string(plain_type(files[name].type))
+        return pc.is_in(files[name], pa.array(values, files[name].type)) if is_text else _all(files)
+    if f"min.{column}" not in files.column_names:
+        return _all(files)
+    least, most = _numbers(files[f"min.{column}"]), _numbers(files[f"max.{column}"])
+    if least is None or most is None or not values:
+        return _all(files)
+    may = _all(files)
+    if operator not in ("<", "<="):
+        may = pc.and_(may, pc.greater_equal(most, min(values)))
+    if operator not in (">", ">="):
+        may = pc.and_(may, pc.less_equal(least, max(values)))
+    return pc.fill_null(may, True)  # a file may lack statistics
+
+
+def _all(files: pa.Table) -> pa.Array:
+    return pa.repeat(pa.scalar(True), len(files))
+
+
+def _numbers(bounds: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Return bounds of integers as they are, of times as epoch ms; None for others."""
+    if pa.types.is_timestamp(bounds.type):
+        return bounds.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    return bounds if pa.types.is_integer(bounds.type) else None
+
+
+_BOUNDED: Final = frozenset(["=", "in", "<", "<=", ">", ">="])
 
 
 def _answered(query: QueryBuilder, sql: str) -> pa.RecordBatchReader:

@@ -6,6 +6,10 @@ whoever makes a commit waits here until its data files, its entry in the log, an
 name them are on the disk. Only then does the next layer read it, do offsets count from it, is a
 message sent that follows from it, or does a command answer.
 
+What is on the disk then gets checksums (`lake.checksums`), which say so, and say later whether it
+still is what was written. They wait for the next commit to be on the disk themselves; what a power
+cut leaves of them is deleted.
+
 What a commit has added is what its entry says. A process that relies on the commits of another one
 waits for them, too (`rely_on`), since the other may be about to do so, or may have died.
 
@@ -17,7 +21,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, wraps
@@ -25,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from watersmeet.errors import WatersmeetError
+from watersmeet.lake.checksums import seal
 from watersmeet.lake.log_files import (
     LAST_CHECKPOINT,
     LOG,
@@ -116,6 +121,8 @@ class _Log:
         self._log = table / LOG
         self._known: int | None = None
         self._checkpoint: tuple[int, int] | None = None
+        self._checksums = list[Path]()
+        """Written since the last commit, and to be synced with the next one."""
 
     def sync(self) -> None:
         """Make durable what has been committed since the last time, whoever did so.
@@ -136,7 +143,9 @@ class _Log:
         checkpoint, files = self._new_checkpoint()
         paths += files
         if paths:
+            paths += self._checksums
             sync([*paths, *self._folders(paths, is_new=first == 0)])
+            self._checksums = seal(path for path in paths if self._is_own(path))
         self._checkpoint = checkpoint
         self._known = version - 1 if version > first else known
 
@@ -151,6 +160,10 @@ class _Log:
         for named in files_named(self._table, actions_of(entry.read_bytes()) or ()):
             yield from _with_checksum(named.path)
 
+    def _is_own(self, path: Path) -> bool:
+        """Return True for a file that never changes: no hint, no checksum, none of a clone."""
+        return not path.name.startswith((".", "_")) and self._table in path.parents
+
     def _new_checkpoint(self) -> tuple[tuple[int, int] | None, list[Path]]:
         """Return what tells one checkpoint from another, and the files of a new one."""
         last = self._log / LAST_CHECKPOINT
@@ -161,11 +174,20 @@ class _Log:
         mark = found.st_ino, found.st_mtime_ns
         if mark == self._checkpoint:
             return mark, []
-        names = [n for n in names_in(self._log) if version_of_checkpoint(n) is not None]
+        every = names_in(self._log)
+        names = [name for name in every if version_of_checkpoint(name) is not None]
+        self._delete_checksums_without_files(every, before=names[-1] if names else "")
         newest = [name for name in names if name[:20] == names[-1][:20]]
         files = [last, *(self._log / name for name in newest)]
         files += (self._log / "_sidecars").glob("*.parquet")
         return mark, [path for file in files for path in _with_checksum(file)]
+
+    def _delete_checksums_without_files(self, names: Sequence[str], before: str) -> None:
+        """Delete checksums of old files of the log: delta-rs leaves them where it deletes those."""
+        for name in names:
+            file = name.removeprefix(".").removesuffix(".crc")
+            if checksum_of(Path(file)).name == name and file < before and file not in names:
+                (self._log / name).unlink(missing_ok=True)
 
     def _folders(self, paths: Iterable[Path], *, is_new: bool) -> Iterator[Path]:
         """Yield the folders that name these files, up to the table's, or to all that may be new."""

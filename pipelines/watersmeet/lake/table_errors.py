@@ -28,6 +28,7 @@ from watersmeet.errors import (
     is_known,
     root_cause,
 )
+from watersmeet.lake.checksums import damaged_file
 from watersmeet.lake.commits import is_conflict
 from watersmeet.lake.table_reader import TableReader
 
@@ -59,6 +60,11 @@ _BEHIND: Final = re.compile(
 
 _FILE: Final = re.compile(r"([^\s/'\"`]+)/(?:\w+=[^\s/]*/)?([^\s/'\"`]+\.parquet)\b")
 """The path of a data file: its table's folder, perhaps a partition's, and its name."""
+_DAMAGED: Final = re.compile(
+    r"(?:[Cc]hecksum error: |Not a checksum file: |checksum mismatch for )"
+    r"\S*/(?!_delta_log/|\w+=)([^\s/]+)/((?:_delta_log/|\w+=[^\s/]*/)?[^\s/]*\w)"
+)
+"""The path of a file that Hadoop, or delta-rs a deletion vector, finds damaged by its checksum."""
 
 
 def names_tables(kind: type[T]) -> type[T]:
@@ -145,6 +151,8 @@ def _explained(reader: TableReader, table: str, error: Exception) -> WatersmeetE
                 where=table,
                 fix="drop it (ALTER TABLE ... DROP CONSTRAINT): the tables take whatever comes",
             )
+    if damaged := _DAMAGED.search(text):
+        return damaged_file(damaged[1], damaged[2])
     if file and _MISSING.search(text):
         with suppress(Exception):
             is_needed = reader.has_data_file(table, file[2])

@@ -16,7 +16,6 @@ import fcntl
 import logging
 import os
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,8 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from watersmeet.errors import WatersmeetError
+from watersmeet.lake.checksums import has_form, is_checksum_whole, is_intact, is_sealed
 from watersmeet.lake.commits import WRITES, Commit
-from watersmeet.lake.durable import sync
+from watersmeet.lake.durable import RECENT, sync
 from watersmeet.lake.location import Lake
 from watersmeet.lake.log_files import (
     LAST_CHECKPOINT,
@@ -56,8 +56,6 @@ _LOOKS: Final = 10
 """Maximum number of looks at a log that others write to."""
 
 _PARQUET: Final = b"PAR1"
-_HADOOPS: Final = b"crc\0"
-_HADOOPS_HEADER: Final = 8
 
 log = logging.getLogger("watersmeet.lake")
 
@@ -212,27 +210,31 @@ def _tail_of(log_folder: Path, names: Sequence[str]) -> Tail:
     if not entries:
         tail.is_whole_table = ASIDE in names
         return tail
-    actions: Sequence[Action] = ()
     while entries:
-        flaw, actions = _flaw_of_newest(log_folder, entries[-1])
+        flaw = _flaw_of_newest(log_folder, entries[-1])
         if flaw is None:
             break
         tail.flaws[entries.pop()] = flaw
     tail.is_whole_table = not entries
     if entries:
-        tail.hints += _hints_not_whole(log_folder, entries[-1], actions)
+        tail.hints += _hints_not_whole(log_folder, entries)
     base = _look_at_checkpoints(tail, names, entries)
     if entries:
         _check_rest(tail, entries, base)
     return tail
 
 
-def _flaw_of_newest(log_folder: Path, version: int) -> tuple[str | None, Sequence[Action]]:
-    """Return what is wrong with a commit with nothing whole behind it, and its actions."""
+def _flaw_of_newest(log_folder: Path, version: int) -> str | None:
+    """Return what is wrong with a commit with nothing whole behind it."""
     flaw, actions = _flaw(log_folder, version)
+    entry = entry_of(log_folder, version)
+    if is_sealed(entry):  # with its files it was on the disk, and others may rely on it
+        flaw = flaw or _altered(entry)
+        if flaw is not None:
+            raise damaged(entry, flaw)
+        return None
     if flaw is None:
-        entry = entry_of(log_folder, version)
-        flaw = _lack(actions) if _matches(checksum_of(entry), entry) else "is torn"
+        flaw = "is torn" if has_form(entry) and not is_intact(entry) else _lack(actions)
     if flaw is None:
         for named in files_named(log_folder.parent, actions):
             size = named.path.stat().st_size if named.path.is_file() else None
@@ -242,7 +244,7 @@ def _flaw_of_newest(log_folder: Path, version: int) -> tuple[str | None, Sequenc
                 flaw = f"names {named.path.name}, which has {size} of {named.size} bytes"
             elif named.path.suffix == ".parquet" and not _is_parquet(named.path):
                 flaw = f"names {named.path.name}, which is no Parquet file"
-    return flaw, actions
+    return flaw
 
 
 def _flaw(log_folder: Path, version: int) -> tuple[str | None, Sequence[Action]]:
@@ -251,6 +253,13 @@ def _flaw(log_folder: Path, version: int) -> tuple[str | None, Sequence[Action]]
         return "is filled with zeros" if text else "is empty", ()
     actions = actions_of(text)
     return (None, actions) if actions else ("is torn", ())
+
+
+def _altered(entry: Path) -> str | None:
+    """Return a flaw where a checksum, unless a power cut has torn it, has another content."""
+    if is_checksum_whole(entry) and not is_intact(entry):
+        return "does not have the content that was written, by its checksum"
+    return None
 
 
 def _lack(actions: Sequence[Action]) -> str | None:
@@ -289,47 +298,22 @@ def _is_parquet(path: Path) -> bool:
         return False
 
 
-def _hints_not_whole(log_folder: Path, version: int, actions: Sequence[Action]) -> Iterator[Path]:
-    """Yield what says again what a commit and its files say, and is not whole.
+def _hints_not_whole(log_folder: Path, entries: Sequence[int]) -> Iterator[Path]:
+    """Yield what says again what the last commits and their files say, and is not whole.
 
     Where a checksum of Hadoop is wrong, it refuses the file; where there is none, it takes it.
     """
-    entry = entry_of(log_folder, version)
-    state = entry.with_suffix(".crc")  # Spark's checksum of the table's state
-    files = [state, *(named.path for named in files_named(log_folder.parent, actions))]
-    for file in files:
-        if not _is_checksum(checksum_of(file), file):
-            yield checksum_of(file)
-    with suppress(FileNotFoundError):
-        if not actions_of(state.read_bytes()):
-            yield state
-            yield checksum_of(state)
-
-
-def _matches(checksum: Path, file: Path) -> bool:
-    """Return True where Hadoop's checksum of a file has its content, or there is none.
-
-    It is on the disk as soon as a commit is, and says where Spark's commits lack lines.
-    """
-    try:
-        said, content = checksum.read_bytes(), file.read_bytes()
-    except FileNotFoundError:
-        return True
-    each = int.from_bytes(said[4:_HADOOPS_HEADER], "big") or len(content)
-    pieces = (content[begin : begin + each] for begin in range(0, len(content), each))
-    sums = b"".join(zlib.crc32(piece).to_bytes(4, "big") for piece in pieces)
-    return said[:4] == _HADOOPS and said[_HADOOPS_HEADER:] == sums
-
-
-def _is_checksum(checksum: Path, file: Path) -> bool:
-    try:
-        content, size = checksum.read_bytes(), file.stat().st_size
-    except FileNotFoundError:
-        return True
-    each = int.from_bytes(content[4:_HADOOPS_HEADER], "big")
-    if content[:4] != _HADOOPS or not each:
-        return False
-    return len(content) == _HADOOPS_HEADER + 4 * -(-size // each)
+    for version in entries[-RECENT:]:
+        entry = entry_of(log_folder, version)
+        state = entry.with_suffix(".crc")  # Spark's checksum of the table's state
+        named = files_named(log_folder.parent, actions_of(entry.read_bytes()) or ())
+        for file in [entry, state, *(each.path for each in named)]:
+            if not is_checksum_whole(file):
+                yield checksum_of(file)
+        with suppress(FileNotFoundError):
+            if not actions_of(state.read_bytes()):
+                yield state
+                yield checksum_of(state)
 
 
 def _look_at_checkpoints(tail: Tail, names: Sequence[str], entries: Sequence[int]) -> int | None:
@@ -369,6 +353,8 @@ def _version_named(last_checkpoint: Path) -> int | None:
 
 
 def _is_whole(checkpoint: Path) -> bool:
+    if not is_intact(checkpoint):
+        return False
     if checkpoint.suffix == ".json":
         return bool(actions_of(checkpoint.read_bytes()))
     try:
@@ -398,6 +384,7 @@ def _check_rest(tail: Tail, entries: Sequence[int], base: int | None) -> None:
     if base is None and 0 not in there and tail.checkpoints:
         raise damaged(tail.log / next(iter(tail.checkpoints)), "is not whole")
     for version in range(0 if base is None else base + 1, entries[-1]):
+        entry = entry_of(tail.log, version)
         flaw = _flaw(tail.log, version)[0] if version in there else "is missing"
-        if flaw is not None:
-            raise damaged(entry_of(tail.log, version), flaw)
+        if flaw := flaw or _altered(entry):
+            raise damaged(entry, flaw)

@@ -1,0 +1,42 @@
+"""Check of the bytes of a lake's files in a folder, by the checksums beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from watersmeet.audit.problems import Findings
+from watersmeet.lake.checksums import damaged_file, is_intact
+from watersmeet.lake.location import Lake
+from watersmeet.lake.log_files import LOG
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.settings import Settings
+
+
+def damaged_files(reader: TableReader, settings: Settings) -> Findings:
+    """Find data files of the tables as they are now, and files of their logs, that do not have the
+    content that was written.
+    """
+    findings = Findings("files")
+    lake = Lake(settings)
+    if lake.folder is None:
+        return findings
+    for table in lake.layout:
+        folder = lake.folder / table
+        for file in _with_checksums(folder):
+            # Spark may be about to write what no commit names yet.
+            if not is_intact(file) and (
+                file.suffix != ".parquet"
+                or LOG in file.parts
+                or reader.has_data_file(table, file.name)
+            ):
+                problem = damaged_file(table, str(file.relative_to(folder))).problem
+                findings.add(problem.what, table, problem.fix)
+    return findings
+
+
+def _with_checksums(folder: Path) -> Iterator[Path]:
+    for checksum in sorted(folder.rglob(".*.crc")):
+        file = checksum.with_name(checksum.name.removeprefix(".").removesuffix(".crc"))
+        if file.exists():
+            yield file
