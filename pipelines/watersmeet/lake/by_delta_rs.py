@@ -76,6 +76,8 @@ class DeltaRsReader(TableReader):
         """
         self._intact: dict[str, set[str]] = {}
         """By table, the files whose content was that of their checksums."""
+        self._unknown: dict[str, tuple[int, pa.Table]] = {}
+        """By table, a version, and of its files those whose content was not looked at."""
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -274,10 +276,17 @@ class DeltaRsReader(TableReader):
         """
         if scheme_of(self.path(table)) is not None:
             return
-        files = pa.table(delta_table.get_add_actions(flatten=True))
+        intact = self._intact.setdefault(table, set())
+        version, files = self._unknown.get(table, (None, None))
+        if files is None or version != delta_table.version():
+            every = pa.table(delta_table.get_add_actions(flatten=True))
+            is_intact_there = [name in intact for name in every["path"].to_pylist()]
+            files = every.filter(pc.invert(pa.array(is_intact_there, pa.bool_())))
+            self._unknown[table] = delta_table.version(), files
+        if not files.num_rows:
+            return
         if largest is not None:
             files = files.filter(pc.less_equal(files["size_bytes"], largest))
-        intact = self._intact.setdefault(table, set())
         for name in {*_may_meet(files, where)["path"].to_pylist()} - intact:
             if not is_intact(Path(self.path(table), name)):
                 raise damaged_file(table, name)
