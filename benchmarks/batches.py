@@ -34,6 +34,7 @@ from benchmarks.points import Result, Sizes
 from benchmarks.programs import bytes_in, notify
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.core.types import ddl
 from watersmeet.engine import Engine
 from watersmeet.engine.embedded import EmbeddedEngine
@@ -353,7 +354,8 @@ def _add_rows(
         "due": due,
         "closed_at": due if is_over else F.lit(None),
         "tenant": F.lit(""),
-        "position": F.lit(None),
+        RECORD_COUNT.name: F.lit(parts + 1),
+        RECORD_BYTES.name: size("tracking") + size("orders"),
     }
     for begin in range(0, rows, CHUNK):
         chunk = engine.spark.range(begin, min(begin + CHUNK, rows), 1, 4)
@@ -361,12 +363,8 @@ def _add_rows(
         engine.append(
             tables.SILVER,
             chunk.select(
-                *[
-                    columns[f.name].cast(ddl(f.type)).alias(f.name)
-                    for f in schema
-                    if f.name in columns
-                ]
-            ).withColumn(RECORD_BYTES.name, (size("tracking") + size("orders")).cast("long")),
+                *[columns.get(f.name, F.lit(None)).cast(ddl(f.type)).alias(f.name) for f in schema]
+            ),
         )
 
 

@@ -38,6 +38,7 @@ from benchmarks.programs import notify
 from watersmeet.core.columns import Int64s, time_column
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation, generation_body
@@ -147,6 +148,7 @@ def _closed_rows(engine: EmbeddedEngine, numbers: Int64s, count: int) -> pa.Tabl
         "due": time_column(times + TIMEOUT_MS),
         "closed_at": time_column(times + TIMEOUT_MS + 1),
         "tenant": pa.repeat("", rows),
+        RECORD_COUNT.name: pa.repeat(CLICKS + 1, rows),
         RECORD_BYTES.name: pa.array(click_bytes + order_bytes),
     }
     arrays = [
