@@ -99,18 +99,25 @@ def parsed(document: Any) -> Parsed:
         ) from None
 
 
+_PRIMITIVES: Final = {
+    name: AvroType(name, {"type": name}) for name in _OWN_NAMES - _NAMED - {"array", "map"}
+}
+"""The types that a name alone stands for: a schema of many fields has one object of each."""
+
+
 def avro_type(schema: Any) -> AvroType:
     """Return the type of a schema in fastavro's parsed form."""
     types: dict[str, AvroType] = {}
-    own: dict[str, AvroType] = {}
 
     def of(node: Any) -> AvroType:
         if isinstance(node, list):
             return AvroType("union", items=[*map(of, node)])
         if isinstance(node, str):
-            if node in _OWN_NAMES:
-                return own.setdefault(node, AvroType(node, {"type": node}))
-            return types[node]
+            if node in _PRIMITIVES:
+                return _PRIMITIVES[node]
+            if node not in _OWN_NAMES:
+                return types[node]
+            node = {"type": node}
         kind = node["type"]
         logical = str(node.get("logicalType", "")).removeprefix(OWN)
         is_ignored = logical not in _LOGICAL.get(kind, ()) or (

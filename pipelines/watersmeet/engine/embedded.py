@@ -332,7 +332,6 @@ class EmbeddedEngine(Polling):
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
             """Merge the changed rows into the table, in one commit with these properties."""
-            self.reader.check_files(table, delta_table, _UNFINISHED if only_open else ())
             merge = delta_table.merge(
                 rows,
                 condition,
@@ -344,7 +343,7 @@ class EmbeddedEngine(Polling):
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
 
-        self._commit(table, commit, write)
+        self._commit(table, commit, write, rewrites=_UNFINISHED if only_open else ())
 
     def merge_in_chunks(
         self,
@@ -407,7 +406,6 @@ class EmbeddedEngine(Polling):
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
             """Write new files, and commit them in place of those that are there."""
-            self.reader.check_files(table, delta_table, rows.every)
             chunks = streamed(delta_table, schema, rows.every, chunk_rows)
             added = self.write_files(table, merged(chunks))
             delta_table.create_write_transaction(
@@ -415,14 +413,15 @@ class EmbeddedEngine(Polling):
             )
             delta_table.update_incremental()
 
-        self._commit(table, commit, write, is_next=True)
+        self._commit(table, commit, write, rewrites=rows.every, is_next=True)
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
         condition = sql_where(where, self.lake.schema(table))
         writer = self._writer_of(table)
-        self.reader.check_files(table, self.reader.opened(table), where)
-        self._commit(table, commit, lambda delta, kw: delta.delete(condition, writer, **kw))
+        self._commit(
+            table, commit, lambda delta, kw: delta.delete(condition, writer, **kw), rewrites=where
+        )
 
     def update(
         self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
@@ -431,9 +430,11 @@ class EmbeddedEngine(Polling):
         condition = sql_where(where, self.lake.schema(table))
         updates = {sql_name(name): literal(value) for name, value in values.items()}
         writer = self._writer_of(table)
-        self.reader.check_files(table, self.reader.opened(table), where)
         self._commit(
-            table, commit, lambda delta, kw: delta.update(updates, None, condition, writer, **kw)
+            table,
+            commit,
+            lambda delta, kw: delta.update(updates, None, condition, writer, **kw),
+            rewrites=where,
         )
 
     @names_table
@@ -444,8 +445,10 @@ class EmbeddedEngine(Polling):
         commit: Commit | None,
         write: Callable[[DeltaTable, _CommitArguments], Any],
         *,
+        rewrites: Where | None = None,
         is_next: bool = False,
     ) -> None:
+        # Files that may have rows that meet the conditions `rewrites` are compared before.
         # Where another process makes a commit for the same application meanwhile, delta-rs reports
         # a conflict; with `is_next` whatever the other commit is. Files that replace others need
         # that: delta-rs would commit them behind a compaction, which has all the rows in files of
@@ -467,6 +470,8 @@ class EmbeddedEngine(Polling):
             ),
         )
         before = delta_table.version()
+        if rewrites is not None:
+            self.reader.check_files(table, delta_table, rewrites)
         with self._naming_features(table):
             write(delta_table, arguments)
         if delta_table.version() == before:  # delta-rs makes no commit where no row changes

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from watersmeet.core.columns import times_ms
 from watersmeet.core.types import TIME
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake.checksums import damaged_file, is_intact
@@ -42,6 +43,7 @@ from watersmeet.lake.table_errors import behind, names_tables
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
     Aggregates,
+    Condition,
     NoTableError,
     QueryError,
     TableReader,
@@ -74,10 +76,8 @@ class DeltaRsReader(TableReader):
 
         It never changes, so all threads share it.
         """
-        self._intact: dict[str, set[str]] = {}
-        """By table, the files whose content was that of their checksums."""
-        self._unknown: dict[str, tuple[int, pa.Table]] = {}
-        """By table, a version, and of its files those whose content was not looked at."""
+        self._looked_at: dict[str, _LookedAt] = {}
+        """By table, the version whose files were compared last."""
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -276,21 +276,23 @@ class DeltaRsReader(TableReader):
         """
         if scheme_of(self.path(table)) is not None:
             return
-        intact = self._intact.setdefault(table, set())
-        version, files = self._unknown.get(table, (None, None))
-        if files is None or version != delta_table.version():
-            every = pa.table(delta_table.get_add_actions(flatten=True))
-            is_intact_there = [name in intact for name in every["path"].to_pylist()]
-            files = every.filter(pc.invert(pa.array(is_intact_there, pa.bool_())))
-            self._unknown[table] = delta_table.version(), files
+        looked_at = self._looked_at.get(table)
+        if looked_at is None or looked_at.version != delta_table.version():
+            files = pa.table(delta_table.get_add_actions(flatten=True))
+            names = files["path"].to_pylist()
+            intact = set() if looked_at is None else looked_at.intact.intersection(names)
+            files = files.filter(pa.array([name not in intact for name in names], pa.bool_()))
+            looked_at = _LookedAt(delta_table.version(), intact, files)
+            self._looked_at[table] = looked_at
+        files = looked_at.others
         if not files.num_rows:
             return
         if largest is not None:
             files = files.filter(pc.less_equal(files["size_bytes"], largest))
-        for name in {*_may_meet(files, where)["path"].to_pylist()} - intact:
+        for name in {*_may_meet(files, where)["path"].to_pylist()} - looked_at.intact:
             if not is_intact(Path(self.path(table), name)):
                 raise damaged_file(table, name)
-            intact.add(name)
+            looked_at.intact.add(name)
 
     def bytes_of_files(self, table: str, largest: int) -> int:
         """Return how many bytes the files of a table have that are not larger than `largest`."""
@@ -301,23 +303,18 @@ class DeltaRsReader(TableReader):
         """Return how many bytes the files of a table have that a merge of `changed`, as
         `Engine.merge` takes it, may write anew: those that may have a replaced or deleted row.
         """
-        replaced = pc.min_max(changed["replaces"]).as_py()
-        may_delete = changed["delete_up_to"].null_count < len(changed)
-        columns = ("partition.status", "size_bytes", "min.event_time", "max.event_time")
+        where = list[Sequence[Condition]]()
+        replaced = times_ms(changed["replaces"].drop_null())
+        if len(replaced):
+            of_status: list[Condition] = [("status", "=", "open")] if only_open else []
+            first, last = int(replaced.min()), int(replaced.max())
+            where.append([*of_status, ("event_time", ">=", first), ("event_time", "<=", last)])
+        if only_open and changed["delete_up_to"].null_count < len(changed):
+            where.append([("status", "=", "waiting")])
+        if not where:
+            return 0
         files = pa.table(self.opened(table).get_add_actions(flatten=True))
-        files = files.select([name for name in columns if name in files.column_names])
-        size = 0
-        for file in files.to_pylist():
-            if only_open and file["partition.status"] == "waiting":
-                is_rewritten = may_delete
-            elif replaced["min"] is None or (only_open and file["partition.status"] != "open"):
-                is_rewritten = False
-            else:  # a file may lack statistics
-                least = file.get("min.event_time") or replaced["max"]
-                most = file.get("max.event_time") or replaced["min"]
-                is_rewritten = least <= replaced["max"] and replaced["min"] <= most
-            size += file["size_bytes"] if is_rewritten else 0
-        return size
+        return pc.sum(_may_meet(files, where)["size_bytes"]).as_py() or 0
 
     def row_bytes(self, table: str) -> int:
         """See `TableReader`."""
@@ -488,6 +485,14 @@ class _Selection(NamedTuple):
         """The clause that groups rows, as SQL; empty where they are not grouped."""
         by = ", ".join(map(sql_name, self.columns))
         return f" GROUP BY {by}" if self.is_grouped and by else ""
+
+
+class _LookedAt(NamedTuple):
+    version: int
+    intact: set[str]
+    """Of its files, those whose content was that of their checksums."""
+    others: pa.Table
+    """Those that were not compared when the version was first met, as delta-rs lists them."""
 
 
 def _may_meet(files: pa.Table, where: Where) -> pa.Table:

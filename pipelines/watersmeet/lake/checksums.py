@@ -62,9 +62,8 @@ def is_intact(file: Path) -> bool:
     """Return True where a file has the content that its checksum says, or there is none."""
     try:
         said = checksum_of(file).read_bytes()
-        piece = int.from_bytes(said[len(_FORM) : _HEADER], "big")
-        is_form = said[: len(_FORM)] == _FORM and 0 < piece <= _LARGEST
-        return is_form and said[_HEADER:] == _sums(file, piece)
+        piece = _piece_of(said)
+        return 0 < piece <= _LARGEST and said[_HEADER:] == _sums(file, piece)
     except FileNotFoundError:
         return True
 
@@ -80,11 +79,15 @@ def is_checksum_whole(file: Path) -> bool:
         said, size = checksum_of(file).read_bytes(), file.stat().st_size
     except FileNotFoundError:
         return True
-    piece = int.from_bytes(said[len(_FORM) : _HEADER], "big")
-    if said[: len(_FORM)] != _FORM or not piece:
+    if not (piece := _piece_of(said)):
         return False
     sums = [said[begin : begin + _SUM] for begin in range(_HEADER, len(said), _SUM)]
     return len(said) == _HEADER + _SUM * -(-size // piece) and bytes(_SUM) not in sums
+
+
+def _piece_of(said: bytes) -> int:
+    """Return how many bytes a piece has; 0 where it is no checksum of Hadoop's form."""
+    return int.from_bytes(said[len(_FORM) : _HEADER], "big") if said.startswith(_FORM) else 0
 
 
 def _said(file: Path) -> bytes:

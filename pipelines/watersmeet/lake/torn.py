@@ -229,8 +229,7 @@ def _flaw_of_newest(log_folder: Path, version: int) -> str | None:
     flaw, actions = _flaw(log_folder, version)
     entry = entry_of(log_folder, version)
     if is_sealed(entry):  # with its files it was on the disk, and others may rely on it
-        flaw = flaw or _altered(entry)
-        if flaw is not None:
+        if flaw := flaw or _altered(entry):
             raise damaged(entry, flaw)
         return None
     if flaw is None:
