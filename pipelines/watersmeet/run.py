@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ from watersmeet.monitoring.events import Failed, Observer, OwnerChanged, all_of
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.running.generations import begin_first, check_beginning
 from watersmeet.running.moved import moved_topics
-from watersmeet.running.owner import Owner, fence_all, written_by
+from watersmeet.running.owner import Owner, fence_all, kept_by, written_by
 from watersmeet.running.runner import Runner
 from watersmeet.running.sampling import Sampler
 from watersmeet.settings import Settings
@@ -312,17 +312,13 @@ class Run:
             self.notify(OwnerChanged(self.layers, lease.token, is_owner=False))
 
     def _widen_own(self, written: Sequence[tuple[str, str]]) -> None:
-        own = {
-            "bronze": [*map(tables.bronze, self.settings.sources)],
-            "silver": [tables.SILVER, tables.BASES],
-            "gold": [tables.PUBLISHED],
-        }
+        names = {table for table, _ in written}
         for layer in self.layers:
-            if evolve_schema(self.engine, own[layer]) and layer == "silver":
+            own = [name for name in kept_by(layer, self.settings) if name in names]
+            names.difference_update(own)
+            if evolve_schema(self.engine, own) and layer == "silver":
                 create_views(self.engine)
-        self._widen_shared(
-            *{table for table, _ in written}.difference(*[own[layer] for layer in self.layers])
-        )
+        self._widen_shared(*names)
 
     def _keep_epochs(self, owner: Owner) -> None:
         """Record the first epoch, or the rules of a lake that begins anew.
@@ -415,7 +411,7 @@ def create_views(engine: Engine) -> None:
         )
 
 
-def evolve_schema(engine: Engine, names: Sequence[str]) -> bool:
+def evolve_schema(engine: Engine, names: Iterable[str]) -> bool:
     """Add to these tables the missing columns and fields of the lake's layout.
 
     Returns True if any table lacked one. To be called by their owner, or where another writer that

@@ -59,7 +59,8 @@ from tests.support.rivers import (
 from tests.support.tenant_rivers import TenantRiver
 from watersmeet.faults import POINTS
 from watersmeet.lake import tables
-from watersmeet.lake.commits import APPLICATION, last_decision
+from watersmeet.lake.commits import last_decision
+from watersmeet.lake.tables import APPLICATION
 
 ANY_MOMENT = "any moment"
 

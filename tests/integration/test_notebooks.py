@@ -25,7 +25,6 @@ from tests.support.tenants import tenant_cases
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.silver import in_silver
 from watersmeet.lake import tables
-from watersmeet.lake.commits import bronze_application
 from watersmeet.lake.decisions import decision_rows
 from watersmeet.running.owner import now_ms
 
@@ -109,7 +108,7 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     decided = [(tp_of("orders", 0), IdleDecision(last_offset, head))]
     decisions = decision_rows(decided, now_ms(), None, 0)
     schema = lake.engine.lake.schema(tables.SILVER)
-    lake.owner().append(tables.SILVER, in_silver(decisions, "idle", schema), bronze_application())
+    lake.owner().append(tables.SILVER, in_silver(decisions, "idle", schema), tables.BESIDE)
     silver = lake.silver()
     assert {row[2] for row in silver} == {"open", "timed_out"}
     assert any(all(row[5:]) for row in silver)

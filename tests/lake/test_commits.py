@@ -19,9 +19,6 @@ from watersmeet.errors import LeaseLostError
 from watersmeet.lake import tables
 from watersmeet.lake.by_spark import SparkReader
 from watersmeet.lake.commits import (
-    APPLICATION,
-    DELETING,
-    RESETTING,
     Commit,
     is_conflict,
     last_commit,
@@ -30,6 +27,7 @@ from watersmeet.lake.commits import (
     suppress_conflict,
 )
 from watersmeet.lake.table_reader import Version
+from watersmeet.lake.tables import APPLICATION, DELETING, RESETTING
 from watersmeet.running.owner import Owner
 
 ROW = ("s", "t", 0, 1, 0, None)

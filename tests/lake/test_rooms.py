@@ -138,7 +138,7 @@ def test_silver_skips_files_by_all_that_it_is_asked_for_but_no_log_tells_a_key(
         "record_bytes,record_count,offset,u,of_offset,version,settled_at,first_event_time,"
         "after_offset,decided_at,from_offset,until_offset,head,clock,epoch,committed_at"
     )
-    for table in filter(lambda table: tables.has_records(table.name), layout.values()):
+    for table in filter(lambda table: table.has_records, layout.values()):
         assert "key" not in table.properties["delta.dataSkippingStatsColumns"]
 
 

@@ -22,8 +22,9 @@ from watersmeet.core.silver import OUTCOMES
 from watersmeet.core.types import TIME
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.lake import tables
-from watersmeet.lake.commits import APPLICATION, Commit, last_commit, last_decision
+from watersmeet.lake.commits import Commit, last_commit, last_decision
 from watersmeet.lake.location import Lake
+from watersmeet.lake.tables import APPLICATION
 from watersmeet.run import create_missing
 from watersmeet.running.owner import Owner
 

@@ -44,7 +44,6 @@ from watersmeet.engine import Engine
 from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError, DataLossError, ForeignMessageError
 from watersmeet.lake import tables
-from watersmeet.lake.commits import bronze_application
 from watersmeet.lake.decisions import decision_rows
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import Run, create_missing
@@ -324,7 +323,7 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
     lake.owner().append(
         tables.SILVER,
         in_silver(decision_rows(decided, 0, 0, 0), "idle", silver),
-        bronze_application(),
+        tables.BESIDE,
     )
     lake.arrive()
     lake.merge(lake.quick)

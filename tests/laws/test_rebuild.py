@@ -42,7 +42,6 @@ from watersmeet.core.window import Window
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.commits import bronze_application
 from watersmeet.lake.decisions import decision_rows
 from watersmeet.lake.identity import check_layout
 from watersmeet.lake.location import Lake
@@ -85,7 +84,7 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
     ]
     rows = decision_rows(decided, 10**13, lake.start().recover().state.next_batch, 1)
     of_silver = in_silver(rows, "idle", lake.engine.lake.schema(tables.SILVER))
-    lake.owner().append(tables.SILVER, of_silver, bronze_application())
+    lake.owner().append(tables.SILVER, of_silver, tables.BESIDE)
     lake.arrive(0.9)
     lake.merge(lake.quick)
     silver, late, duplicates = lake.silver(1), lake.late(1), lake.duplicates(1)

@@ -19,7 +19,6 @@ from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.commits import bronze_application
 from watersmeet.lake.decisions import decision_rows, read_decisions
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.location import Lake
@@ -86,7 +85,7 @@ def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_
         lake.owner().append(
             tables.SILVER,
             in_silver(idle, "idle", lake.engine.lake.schema(tables.SILVER)),
-            bronze_application(),
+            tables.BESIDE,
         )
         lake.merge()
         assert lake.publish(), "it goes on"

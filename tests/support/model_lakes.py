@@ -33,12 +33,13 @@ from watersmeet.core.plan import BatchPlan, OffsetRange, TopicPartition
 from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.commits import APPLICATION, Commit
+from watersmeet.lake.commits import Commit
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.journal import CLOSED, SKIP, Decision
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import batch_rows, facts_of
 from watersmeet.lake.published import topic_columns
+from watersmeet.lake.tables import APPLICATION
 from watersmeet.settings import Settings
 
 KAFKA_TIME_MS = 1_767_225_600_000

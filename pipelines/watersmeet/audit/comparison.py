@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import orjson
@@ -17,9 +17,6 @@ from watersmeet.core.types import TIME
 Row: TypeAlias = tuple[Any, ...]
 """A row's values in the order of some columns: times in ms, a list as a tuple of its elements, a
 value of a schema as JSON."""
-
-NOT_COMPARED: Final = frozenset(["batch", "generation"])
-"""Columns of silver whose values depend on how batches were cut."""
 
 
 class Difference(NamedTuple):

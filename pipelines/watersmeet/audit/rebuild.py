@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from watersmeet.ask.answers import answer as answer_of
 from watersmeet.ask.answers import quoted
-from watersmeet.audit.comparison import NOT_COMPARED, Row, as_rows, compare
+from watersmeet.audit.comparison import Row, as_rows, compare
 from watersmeet.audit.evidence import MAX_TIME, Evidence, find_generation, read_evidence
 from watersmeet.audit.problems import Report, answer
 from watersmeet.audit.verify_rows import place
@@ -33,7 +33,6 @@ from watersmeet.engine.choice import create_tables, open_engine
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
 from watersmeet.lake.bases import floors_of
-from watersmeet.lake.commits import bronze_application
 from watersmeet.lake.epochs import begin_epoch, needed_ms, read_epochs
 from watersmeet.lake.generations import begin_generation, read_generations
 from watersmeet.lake.identity import (
@@ -71,7 +70,7 @@ BASE_FIELD: Final = "rebuild.base"
 with (-1: with the generation).
 """
 
-_OF_BASE: Final[Condition] = ("status", "in", ["open", "waiting", "late"])
+_OF_BASE: Final[Condition] = ("status", "in", [*tables.UNFINISHED, "late"])
 
 
 def rebuild(
@@ -266,7 +265,7 @@ def _begin(owner: Owner, evidence: Evidence, state: State) -> None:
     for table, where in parts:
         by = ("partition", "event_time")
         for rows in read_pieces(evidence.reader, table, schema.names, where, by):
-            owner.append(tables.SILVER, rows.cast(schema), bronze_application())
+            owner.append(tables.SILVER, rows.cast(schema), tables.BESIDE)
     ranges = {
         tp: OffsetRange(at.next_offset, at.next_offset, at.position, at.position, at.position)
         for tp, at in state.cursors.items()
@@ -308,7 +307,7 @@ def _batches(
     rows += rows_of_parts(evidence.out if number else {})
     if rows:
         out = out_rows(rows, number, into.lake.schema(tables.SILVER))
-        owner.append(tables.SILVER, out, bronze_application())
+        owner.append(tables.SILVER, out, tables.BESIDE)
     state = evidence.base
     if state is not None:
         _begin(owner, evidence, state)
@@ -475,9 +474,7 @@ class _Comparison:
         version = self.alive_version if is_alive else self.version
         since = -1 if is_alive else self.since
         own = [*term, ("batch", ">", max(since, first - 1)), ("batch", "<=", last)]
-        columns = [
-            name for name in tables.silver_columns(self.settings).names if name not in NOT_COMPARED
-        ]
+        columns = tables.layout(self.settings)[tables.SILVER].columns_but(*tables.CUT)
         key = itemgetter(*map(columns.index, _AT))
         pieces_of = [*pieces(self.here, tables.SILVER, [own], ("event_time",))] or [[own]]
         for [piece] in pieces_of:

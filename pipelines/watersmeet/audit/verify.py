@@ -81,7 +81,6 @@ from watersmeet.audit.verify_dead_letters import (
 from watersmeet.audit.verify_files import damaged_files
 from watersmeet.audit.verify_rows import RowChecks
 from watersmeet.audit.verify_silver import (
-    JUDGED,
     PartitionCheck,
     compared_columns,
     read_beginning,
@@ -442,11 +441,10 @@ def _finished(evidence: Evidence, partitions: range, batches: range) -> pa.Table
 def _unfinished(evidence: Evidence, partitions: range) -> pa.Table:
     """Return rows that may still change, and those that a jump has closed before that."""
     own = evidence.batches
-    is_open: Condition = ("status", "in", tables.UNFINISHED)
-    return _read(evidence, partitions, [is_open, *own], [*_CLOSED, *own])
+    return _read(evidence, partitions, [tables.IS_UNFINISHED, *own], [*_CLOSED, *own])
 
 
 def _read(evidence: Evidence, partitions: range, *terms: Sequence[Condition]) -> pa.Table:
-    columns = ["batch", *compared_columns(evidence), *JUDGED]
+    columns = ["batch", *compared_columns(evidence), *tables.JUDGED]
     where = [[*here(partitions), *term] for term in terms]
     return read_table(evidence.reader, evidence.settings, tables.SILVER, columns, where)

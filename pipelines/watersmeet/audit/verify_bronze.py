@@ -310,16 +310,15 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
     """
     settings = evidence.settings
     for name, table in tables.layout(settings).items():
+        own_inputs = [i for i in settings.inputs if name == tables.bronze(i.source)]
         by = [column for column in ("source", "topic", "partition") if column in table.schema.names]
-        if name == tables.PUBLISHED:
-            by = ["partition"]  # its topics are those that are written to
+        if not own_inputs and "source" not in by:
+            by = by[-1:]  # its topics are those that are written to
         if "partition" not in by or not evidence.reader.exists(name):
             continue
-        own_inputs = [i for i in settings.inputs if name == tables.bronze(i.source)]
         coordinates = [i._asdict() for i in own_inputs or settings.inputs]
         places = [list(map(place.__getitem__, by[:-1])) for place in coordinates]
-        if name in (tables.SILVER, tables.BASES, tables.ERASED):
-            # there are merge records, and messages
+        if not own_inputs:  # there are merge records, and messages
             places.append([None] * len(by[:-1]))
         counts = evidence.reader.summary(name, by, {"rows": ("count", "*")})
         for row in counts.to_pylist():

@@ -12,12 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.audit.comparison import (
-    NOT_COMPARED,
-    Row,
-    as_rows,
-    compare,
-)
+from watersmeet.audit.comparison import Row, as_rows, compare
 from watersmeet.audit.evidence import MAX_TIME, NULL, End, Evidence, Ints, numbers, read_table
 from watersmeet.audit.problems import Report
 from watersmeet.audit.verify_bronze import DECISION, Decided, Log, Records
@@ -33,17 +28,14 @@ from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.pieces import read_pieces
 from watersmeet.lake.table_reader import Condition
 
-JUDGED: Final = frozenset(["valid", "has_message"])
-"""Columns that follow from what the user's expressions make of a row."""
-
 SHOWN: Final = 3
 """Number of rows of a side that a sentence shows."""
 
 
 def compared_columns(evidence: Evidence) -> list[str]:
     """Return the columns of silver that are compared with the model's."""
-    ignored = NOT_COMPARED | JUDGED
-    return [n for n in tables.silver_columns(evidence.settings).names if n not in ignored]
+    silver = tables.layout(evidence.settings)[tables.SILVER]
+    return silver.columns_but(*tables.CUT, *tables.JUDGED)
 
 
 class Ahead(NamedTuple):

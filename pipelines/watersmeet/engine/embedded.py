@@ -75,7 +75,6 @@ CHUNKS: Final = 4
 _ORDER: Final = ("partition", "event_time", "offset")
 """The columns by which rows are near one another once a table was rewritten as a whole."""
 _WAITING: Final[Where] = [[("status", "=", "waiting")]]
-_UNFINISHED: Final[Where] = [[("status", "in", ["open", "waiting"])]]
 
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Number of bytes of rows, as they are in memory, in a row group of a file."""
@@ -314,7 +313,7 @@ class EmbeddedEngine(Polling):
         if following is not None:
             rows, rest = _followed(rows, following)
         if large is None and only_open and rows.nbytes > _MERGED_BYTES:
-            large = SilverRows(["open", "waiting"], rows.nbytes)
+            large = SilverRows(tables.UNFINISHED, rows.nbytes)
         if large is not None and self._can_rewrite(table):
 
             def merged(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -343,7 +342,7 @@ class EmbeddedEngine(Polling):
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
 
-        self._commit(table, commit, write, rewrites=_UNFINISHED if only_open else ())
+        self._commit(table, commit, write, rewrites=[[tables.IS_UNFINISHED]] if only_open else ())
 
     def merge_in_chunks(
         self,

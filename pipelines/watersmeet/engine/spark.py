@@ -77,7 +77,7 @@ from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.process import umask
 from watersmeet.lake.table_errors import names_tables, naming
 from watersmeet.lake.table_reader import Where, normalise, row_count
-from watersmeet.lake.tables import Table, has_records
+from watersmeet.lake.tables import Table
 
 LOOK_EVERY = "200 milliseconds"
 """Interval between two looks of a query for new commits: each look lists a folder."""
@@ -90,8 +90,6 @@ _FEW_REWRITTEN_BYTES = 64 * 1024 * 1024
 
 _LARGE_ROW_BYTES = 4 * 1024 * 1024
 """Bytes of a row up to which the JVM, whose tasks hold up to 200 rows, gets it."""
-
-_UNFINISHED: Where = [[("status", "in", ["open", "waiting"])]]
 
 
 @names_tables
@@ -354,7 +352,7 @@ class SparkEngine(Polling, SparkWriter):
                 large is None
                 and reader.bytes_rewritten(table, rows, only_open=only_open) <= _FEW_REWRITTEN_BYTES
             )
-            replaced = Selection(table, [], _UNFINISHED if only_open else [])
+            replaced = Selection(table, [], [[tables.IS_UNFINISHED]] if only_open else [])
             if is_little or self._has_large(rows, replaced):
                 with self.changing(table):
                     by_delta_rs.merge(
@@ -439,7 +437,7 @@ class SparkEngine(Polling, SparkWriter):
         """
         by_delta_rs = self._by_delta_rs(table)
         if by_delta_rs is not None and (
-            not has_records(table)
+            not self._has_records(table)
             or by_delta_rs.reader.bytes_of_files(table, file_bytes) <= _FEW_REWRITTEN_BYTES
             or self._has_large(Selection(table, []))
         ):
@@ -448,9 +446,12 @@ class SparkEngine(Polling, SparkWriter):
         else:
             super().compact(table, file_bytes)
 
+    def _has_records(self, table: str) -> bool:
+        return self.lake.layout[table].has_records
+
     def purge(self, table: str) -> None:
         """See `Engine.purge`."""
-        if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
+        if not self._has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
             with self.changing(table):
                 by_delta_rs.purge(table)
         else:
@@ -458,7 +459,7 @@ class SparkEngine(Polling, SparkWriter):
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`."""
-        if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
+        if not self._has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
             return by_delta_rs.vacuum(table)
         return super().vacuum(table)
 

@@ -19,22 +19,10 @@ import pyarrow as pa
 from deltalake.exceptions import CommitFailedError
 
 import watersmeet
-from watersmeet.core.inputs import InputId, of_source
 from watersmeet.errors import TableConflictError
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import Histories, Version, walk
-from watersmeet.settings import Settings
-
-APPLICATION: Final = "watersmeet"
-
-DELETING: Final = "watersmeet-delete"
-"""Application of commits that delete rows older than `keep`, or erase a key.
-
-They decide no batch.
-"""
-
-RESETTING: Final = "watersmeet-reset"
-"""Application of commits that follow from a jump, for the generation that it has ended."""
+from watersmeet.lake.tables import APPLICATION, DELETING, RESETTING
 
 UNREAD: Final = frozenset([DELETING, RESETTING])
 """Applications whose last commit nobody reads back."""
@@ -53,20 +41,6 @@ Maintenance is not among them, whatever metadata its commits carry.
 
 _NUMBERS: Final = 1 << 32
 _OWN: Final = frozenset(["application", "token", "number", "code_version"])
-
-
-def bronze_application() -> str:
-    """Return the application of bronze in tables that have other writers, too."""
-    return f"{APPLICATION}-bronze"
-
-
-def application_of(settings: Settings, input_id: InputId) -> str:
-    """Return the application of bronze in the table of an input's source.
-
-    Each input of a source with several topics has its own.
-    """
-    is_alone = len(of_source(settings.inputs, input_id.source)) == 1
-    return APPLICATION if is_alone else f"{APPLICATION}-{settings.input_names[input_id]}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from watersmeet.core.columns import Int64s, groups, int64s
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import FORGOTTEN
-from watersmeet.core.repeated import ID
 from watersmeet.lake import tables
 from watersmeet.lake.inputs import of_input
 from watersmeet.lake.table_reader import TableReader, within
@@ -59,11 +58,7 @@ def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
     was_keyed = pc.is_valid(rows["merge_key"])
     is_refused = pc.is_valid(rows["reason"])
     changed = {
-        "key": None,
-        "value": None,
-        "headers": None,
-        "merge_key": None,
-        **({ID.name: None} if ID.name in rows.column_names else {}),
+        **dict.fromkeys(name for name in tables.PERSONAL if name in rows.column_names),
         "heartbeat": pc.or_(rows["heartbeat"], pc.and_(erased_mask, was_keyed)),
         "detail": pc.if_else(pc.and_(erased_mask, is_refused), FORGOTTEN, rows["detail"]),
     }

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from watersmeet.lake.commits import suppress_conflict
-from watersmeet.lake.tables import has_records
 
 if TYPE_CHECKING:
     from watersmeet.engine import Engine
@@ -124,7 +123,7 @@ def _vacuum(engine: Engine, table: str) -> int:
     retention is over.
     """
     keep_properties(engine, table)
-    if has_records(table):
+    if engine.lake.layout[table].has_records:
         with suppress_conflict():
             engine.purge(table)
     return engine.vacuum(table)

@@ -32,6 +32,7 @@ from watersmeet.lake.published import Clocks, last_clocks
 from watersmeet.lake.recovered import count_known
 from watersmeet.lake.table_errors import BRING_BACK
 from watersmeet.lake.table_reader import TableReader, row_count, walk
+from watersmeet.lake.tables import Table
 from watersmeet.settings import Settings
 
 # -- tables that are gone
@@ -47,7 +48,7 @@ def deleted_tables(reader: TableReader, settings: Settings) -> list[str]:
     deleted = [table for table in lasting if not reader.exists(table)]
     if not deleted:
         return []
-    existing = [table for table in lasting if tables.has_records(table) and table not in deleted]
+    existing = [name for name in lasting if layout[name].has_records and name not in deleted]
     return deleted if any(row_count(reader, table) for table in existing) else []
 
 
@@ -274,7 +275,7 @@ def check_not_restored(reader: TableReader, lake: Lake) -> None:
 
 def check_table(reader: TableReader, lake: Lake, table: str) -> None:
     """Raise ConfigurationError where this table was restored to before a commit of the layers."""
-    undone = _undone(reader, table)
+    undone = _undone(reader, lake.layout[table])
     if undone is not None:
         restore, version = undone
         address = lake.address(table)
@@ -291,18 +292,18 @@ def check_table(reader: TableReader, lake: Lake, table: str) -> None:
         )
 
 
-def _undone(reader: TableReader, table: str) -> tuple[int, int] | None:
+def _undone(reader: TableReader, table: Table) -> tuple[int, int] | None:
     """Return the versions of a restore and of the last owner's commit that it has undone.
 
     None where there is no such restore.
     """
     restore: int | None = None
     until: int | None = None
-    for version in walk(reader, table):
+    for version in walk(reader, table.name):
         is_undone = until is not None and version.number > until
         commit = Commit.parse(version.metadata)
         # Nobody else writes to the others, to some of them without a token.
-        is_own = not tables.has_records(table) and version.operation in WRITES
+        is_own = not table.has_records and version.operation in WRITES
         if is_own if commit is None else not commit.is_fence:
             return (restore, version.number) if is_undone and restore is not None else None
         if version.restored_to is not None and not is_undone:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from watersmeet.configuration.sources import SourceSettings
+from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.merge import silver_schema
-from watersmeet.core.reading import BRONZE, RECORD_BYTES, REDRIVEN_FROM, bronze_schema
+from watersmeet.core.reading import BRONZE, KEYED_BY, RECORD_BYTES, REDRIVEN_FROM, bronze_schema
+from watersmeet.core.repeated import ID
 from watersmeet.core.types import TIME, schema_of
 from watersmeet.settings import Settings
 
@@ -72,14 +73,34 @@ STATUSES: Mapping[str, Status] = MappingProxyType(
         "correction": Status(CORRECTIONS, "last_event_time"),
     }
 )
-UNFINISHED = tuple(name for name, status in STATUSES.items() if status.age is None)
-FINISHED = tuple(name for name, status in STATUSES.items() if status.age is not None)
+UNFINISHED = [name for name, status in STATUSES.items() if status.age is None]
+FINISHED = [name for name, status in STATUSES.items() if status.age is not None]
+IS_UNFINISHED = ("status", "in", UNFINISHED)
+"""The condition for rows of silver that are still to change."""
 
 
 def statuses_of(view: str) -> list[str]:
     """Return the statuses of the rows that a view of silver has."""
     return [name for name, status in STATUSES.items() if status.view == view]
 
+
+CUT = ("batch", "generation")
+"""Columns of silver whose values depend on how batches were cut."""
+JUDGED = ("valid", "has_message")
+"""Columns of silver that follow from what the user's expressions make of a row."""
+PERSONAL = (*KEYED_BY, "merge_key", ID.name)
+"""Columns of bronze that `forget` empties."""
+
+APPLICATION = "watersmeet"
+DELETING = "watersmeet-delete"
+"""Application of commits that delete rows older than `keep`, or erase a key.
+
+They decide no batch.
+"""
+RESETTING = "watersmeet-reset"
+"""Application of commits that follow from a jump, for the generation that it has ended."""
+BESIDE = f"{APPLICATION}-bronze"
+"""Application of bronze in silver."""
 
 CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
 COUNTED_COLUMNS = "delta.dataSkippingStatsColumns"
@@ -108,6 +129,10 @@ class Table:
     """A Delta table: its columns, how it is laid out, and what the lake's layers do with it.
 
     - `keeper`: the layer whose owner keeps it small.
+    - `writers`: by layer, the applications of its owner's commits under its token. Delta counts
+      transaction versions by application.
+    - `has_records`: True where it has records, raw ones or their outcomes. The others have what a
+      run itself says, a few rows a batch.
     - `is_replaceable`: True where a start may make it anew, since something else says what it had:
       checks of the past decide nothing, the journal has the owners' tokens, a registry its schemas.
     """
@@ -117,6 +142,8 @@ class Table:
     partitioned_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     keeper: str = "bronze"
+    writers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    has_records: bool = False
     is_replaceable: bool = False
 
     @property
@@ -127,6 +154,10 @@ class Table:
         if names := self.properties.get(COUNTED_COLUMNS):
             return names.split(",")
         return [field.name for field in self.schema if field.type in COUNTED_TYPES]
+
+    def columns_but(self, *names: str) -> list[str]:
+        """Return the names of its columns without some."""
+        return [name for name in self.schema.names if name not in names]
 
     def rows(self, rows: Iterable[Sequence[Any]]) -> pa.Table:
         """Return rows of Python values, in the order of the columns, as an Arrow table.
@@ -151,12 +182,13 @@ def bronze(source: str) -> str:
     return f"bronze_{source}"
 
 
-def has_records(table: str) -> bool:
-    """Return True where a table has records: raw ones, or their outcomes.
+def application_of(settings: Settings, input_id: InputId) -> str:
+    """Return the application of bronze in the table of an input's source.
 
-    The others have what a run itself says, a few rows a batch.
+    Each input of a source with several topics has its own.
     """
-    return table.startswith(bronze("")) or table == SILVER
+    is_alone = len(of_source(settings.inputs, input_id.source)) == 1
+    return APPLICATION if is_alone else f"{APPLICATION}-{settings.input_names[input_id]}"
 
 
 def inputs_of(settings: Settings) -> frozenset[str]:
@@ -183,9 +215,7 @@ def layout(settings: Settings) -> dict[str, Table]:
         "delta.deletedFileRetentionDuration": interval,
         "delta.logRetentionDuration": interval,
     }
-    bronze_tables = [
-        _bronze(name, source, has_ids=settings.has_ids) for name, source in settings.sources.items()
-    ]
+    bronze_tables = [_bronze(settings, name) for name in settings.sources]
     tables = [*bronze_tables, _silver(settings), _bases(settings), *_OTHERS]
     if settings.registries:
         tables.append(_WRITER_SCHEMAS)
@@ -198,18 +228,21 @@ def _statistics(*columns: str) -> dict[str, str]:
     return {COUNTED_COLUMNS: ",".join(columns)}
 
 
-def _bronze(name: str, source: SourceSettings, *, has_ids: bool) -> Table:
+def _bronze(settings: Settings, name: str) -> Table:
     """Return the bronze table of a source: every Kafka record once.
 
     A refused one has `reason` and `detail`.
     """
     # Statistics of these columns skip files exactly: a file holds one contiguous range of offsets
     # of one topic-partition.
-    schema = bronze_schema(has_registry=bool(source.registry), has_ids=has_ids)
+    has_registry = bool(settings.sources[name].registry)
+    schema = bronze_schema(has_registry=has_registry, has_ids=settings.has_ids)
     statistics = _statistics(
         "partition", "offset", "event_time", "kafka_timestamp", "reason", REDRIVEN_FROM.name
     )
-    return Table(bronze(name), schema, properties=statistics)
+    inputs = of_source(settings.inputs, name)
+    writers = {"bronze": [*(application_of(settings, i) for i in inputs), DELETING]}
+    return Table(bronze(name), schema, (), statistics, writers=writers, has_records=True)
 
 
 def _silver(settings: Settings) -> Table:
@@ -229,7 +262,8 @@ def _silver(settings: Settings) -> Table:
         CHANGE_DATA_FEED: "true" if settings.silver.change_data_feed else "false",
         LAYOUT: str(LAYOUT_VERSION),
     }
-    return Table(SILVER, schema, ("status",), properties, keeper="silver")
+    writers = {"bronze": [BESIDE], "silver": [APPLICATION, RESETTING, DELETING]}
+    return Table(SILVER, schema, ("status",), properties, "silver", writers, has_records=True)
 
 
 def _bases(settings: Settings) -> Table:
@@ -237,7 +271,8 @@ def _bases(settings: Settings) -> Table:
     # No source has a name that begins like this.
     schema = pa.schema([pa.field("_base", pa.int64()), *silver_columns(settings)])
     statistics = _statistics("_base", "batch", "partition", "generation", "event_time")
-    return Table(BASES, schema, ("status",), statistics, keeper="silver")
+    writers = {"silver": [APPLICATION, DELETING]}
+    return Table(BASES, schema, ("status",), statistics, "silver", writers)
 
 
 def silver_columns(settings: Settings) -> pa.Schema:
@@ -283,12 +318,14 @@ _OTHERS = (
             "last_offset bigint"
         ),
         keeper="gold",
+        writers={"gold": [APPLICATION]},
     ),
     # Places that `forget` has emptied, without the key: of a record, which whatever reads Kafka
     # again leaves empty, or of a merge record (`event_time`), of which the sink may have messages.
     Table(
         ERASED,
         schema_of(f"{_TOPIC_PARTITION}, offset bigint, erased_at timestamp, event_time timestamp"),
+        writers={"bronze": [DELETING]},
     ),
     # The result of each expectation at each check, which covered everything up to this version of
     # silver. `total` rows were checked; `unexpected` of them violate the expectation (null: it is

@@ -13,7 +13,7 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.state import State
 from watersmeet.lake import tables
 from watersmeet.lake.inputs import of_topic
-from watersmeet.lake.table_reader import TableReader, Where, in_portions
+from watersmeet.lake.table_reader import TableReader, in_portions
 
 
 class SlowestTenant(NamedTuple):
@@ -27,17 +27,13 @@ class SlowestTenant(NamedTuple):
     clock: int | None
 
 
-UNFINISHED: Where = [[("status", "in", ["open", "waiting"])]]
-"""Condition for rows of silver that are still to change."""
-
 UNKNOWN_TENANT = SlowestTenant(0, None, None)
 
 
 def unfinished(reader: TableReader) -> pa.Table:
     """Return how many `rows` of silver are still to change, by partition, tenant and status."""
-    return reader.summary(
-        tables.SILVER, ["partition", "tenant", "status"], {"rows": ("count", "*")}, UNFINISHED
-    )
+    by, rows = ["partition", "tenant", "status"], {"rows": ("count", "*")}
+    return reader.summary(tables.SILVER, by, rows, [[tables.IS_UNFINISHED]])
 
 
 def times_of(rows: pa.Table, state: State) -> list[tuple[int, str, int | None]]:

@@ -128,8 +128,7 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
         )
         if after.has_ids:  # whoever knows the epoch may ask for the columns
             this_run.engine.lake = Lake(after)
-            names = [*map(tables.bronze, settings.sources), tables.SILVER, tables.BASES]
-            evolve_schema(this_run.engine, names)
+            evolve_schema(this_run.engine, this_run.engine.lake.layout)
         number = read_epochs(reader, settings).current.number + 1
         since = {
             TopicPartition(i, p): at for i, its in next_offsets.items() for p, at in its.items()

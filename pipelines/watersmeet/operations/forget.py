@@ -33,7 +33,6 @@ from watersmeet.core.columns import int64s, row_values
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.merge import REPLACING
 from watersmeet.core.reading import FORGOTTEN, KEYED_BY, ReadingRules, merge_keys
-from watersmeet.core.repeated import ID
 from watersmeet.core.sequence import CORRECTED, MERGED
 from watersmeet.core.types import TENANT, TIME
 from watersmeet.errors import ConfigurationError, KafkaAccessError
@@ -43,7 +42,7 @@ from watersmeet.kafka.publisher import REDRIVE, fence_records
 from watersmeet.lake import tables
 from watersmeet.lake.bases import without_rows
 from watersmeet.lake.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
-from watersmeet.lake.commits import DELETING, Commit, is_conflict
+from watersmeet.lake.commits import Commit, is_conflict
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.inputs import KEY_COLUMNS, of_key, of_topic
 from watersmeet.lake.journal import BASE, ERASED
@@ -51,6 +50,7 @@ from watersmeet.lake.lease import FORGET
 from watersmeet.lake.published import last_tails, topic_of
 from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import Condition, TableReader, row_count
+from watersmeet.lake.tables import DELETING
 from watersmeet.lake.unpublished import with_message
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
@@ -231,7 +231,7 @@ class Forgetting:
         places: dict[InputId, Places] = {i: [] for i in self.settings.inputs}
         existing = self.reader.columns(tables.SILVER).names
         names = [name for name in part_columns(self.settings) if name in existing]
-        with_parts: Condition = ("status", "in", [*_SENT])
+        with_parts: Condition = ("status", "in", _SENT)
         where = [[with_parts, *self._key_conditions]]
         rows = self.reader.rows(tables.SILVER, ["partition", *names], where)
         parts = places_of_parts(rows, self.settings.inputs)
@@ -362,8 +362,9 @@ class Forgetting:
         self._note_places(owner)
         self._forget_in_bronze(owner)
         self._forget_in_silver(owner)
-        for table in filter(tables.has_records, owner.engine.lake.layout):
-            _retried(partial(owner.engine.purge, table))
+        for name, table in owner.engine.lake.layout.items():
+            if table.has_records:
+                _retried(partial(owner.engine.purge, name))
 
     def _note_places(self, owner: Owner) -> None:
         """Note the places of the key's records in `erased`, and those of its merge records and
@@ -392,13 +393,10 @@ class Forgetting:
             owner.decide(ERASED, {"last": now})
 
     def _forget_in_bronze(self, owner: Owner) -> None:
-        as_heartbeat = {**_ERASED, "merge_key": None, "heartbeat": True}
-        as_heartbeat |= {ID.name: None} if owner.engine.lake.settings.has_ids else {}
-        refused = {**_ERASED, "detail": FORGOTTEN}
         for input_id in self.settings.inputs:
-            _blank(owner, input_id, self._read[input_id], as_heartbeat)
-            _blank(owner, input_id, self._unmerged[input_id], _ERASED)
-            _blank(owner, input_id, self._refused[input_id], refused)
+            _blank(owner, input_id, self._read[input_id], {"heartbeat": True})
+            _blank(owner, input_id, self._unmerged[input_id], {})
+            _blank(owner, input_id, self._refused[input_id], {"detail": FORGOTTEN})
 
     def _forget_in_silver(self, owner: Owner) -> None:
         self._erase(owner, tables.SILVER, self._silver)
@@ -425,9 +423,8 @@ class Forgetting:
 
 
 _PLACE = ["partition", "offset"]
-_SENT: Final = ("open", "timed_out", "correction")
+_SENT: Final = [*tables.statuses_of(tables.MERGED), *tables.statuses_of(tables.CORRECTIONS)]
 """The statuses of rows of which there may be messages."""
-_ERASED: Final[Mapping[str, None]] = {"key": None, "value": None, "headers": None}
 _UNMERGED: Sequence[Condition] = [("merge_key", "is null", None), ("reason", "is null", None)]
 
 
@@ -446,9 +443,11 @@ def _distinct(rows: pa.Table, *names: str) -> list[tuple[Any, ...]]:
 
 
 def _blank(
-    owner: Owner, input_id: InputId, places: Places, values: Mapping[str, str | bool | None]
+    owner: Owner, input_id: InputId, places: Places, changed: Mapping[str, str | bool]
 ) -> None:
     table = tables.bronze(input_id.source)
+    names = owner.engine.lake.schema(table).names
+    values = {**dict.fromkeys(name for name in tables.PERSONAL if name in names), **changed}
     [here] = of_topic(input_id)
     in_order = sorted(places)
     for begin in range(0, len(in_order), ROWS):

@@ -49,7 +49,7 @@ from watersmeet.lake.bases import (
     read_state,
 )
 from watersmeet.lake.chunks import NOT_FORGOTTEN
-from watersmeet.lake.commits import DELETING, suppress_conflict
+from watersmeet.lake.commits import suppress_conflict
 from watersmeet.lake.epochs import Epochs, longest_ms, needed_ms, unsettled_from
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.inputs import of_input, of_topic, topic_partition
@@ -65,6 +65,7 @@ from watersmeet.lake.table_reader import (
     in_portions,
     row_count,
 )
+from watersmeet.lake.tables import DELETING
 from watersmeet.lake.unpublished import may_be_beyond, with_message
 from watersmeet.operations.redrive import Refused, redriven_in_bronze
 from watersmeet.running.dead_letters import unsent
@@ -102,7 +103,7 @@ def expire(
     elif table == tables.BASES:
         terms = _replaced_bases(reader)
     elif (
-        not tables.has_records(table)
+        not owner.engine.lake.layout[table].has_records
         or settings.keep == KeepSettings()
         or (last := last_batch(reader)) is None
     ):

@@ -126,7 +126,7 @@ class BatchRows:
         In two cases those are all that there are: it takes no longer to read them, or the batch has
         many keys. The first batch of an epoch judges each of them anew.
         """
-        every = SilverRows(["open", "waiting"], 0)
+        every = SilverRows(tables.UNFINISHED, 0)
         every = replace(every, size=self._measure(every))
         if every.size <= self.engine.few_bytes or records > MAX_KEYS or batch.begins_epoch:
             return every

@@ -19,10 +19,8 @@ from watersmeet.core.reading import WRITER_SCHEMA
 from watersmeet.engine import Engine, KafkaInput, Rows, Summary
 from watersmeet.kafka.registry import rules_of
 from watersmeet.lake import tables
-from watersmeet.lake.commits import (
-    application_of,
-    ranges_fact,
-)
+from watersmeet.lake.commits import ranges_fact
+from watersmeet.lake.tables import application_of
 from watersmeet.monitoring.events import Counts
 from watersmeet.running.owner import Owner
 from watersmeet.running.writer_schemas import WriterSchemas

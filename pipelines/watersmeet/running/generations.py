@@ -40,7 +40,6 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import Publisher
 from watersmeet.kafka.reading import open_transactions
 from watersmeet.lake import tables
-from watersmeet.lake.commits import RESETTING, bronze_application
 from watersmeet.lake.decisions import Decided, decision_rows
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.erased import read_erased
@@ -57,6 +56,7 @@ from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import last_tails, topic_of
 from watersmeet.lake.recovered import joined, out_rows, read_back_until, rows_of_parts
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, row_count, within
+from watersmeet.lake.tables import RESETTING
 from watersmeet.lake.unpublished import reached, unpublished
 from watersmeet.running.beginnings import first_beginning, read_in_kafka
 from watersmeet.running.bronze_table import BronzeTable, kafka_input, without_existing
@@ -318,10 +318,9 @@ class Jump:
         have made a correction.
         """
         self._check()
-        unfinished: Where = [[("status", "in", ["open", "waiting"])]]
         return {
             "to": self.to,
-            "open_records_closed": row_count(self._reader, tables.SILVER, unfinished),
+            "open_records_closed": row_count(self._reader, tables.SILVER, [[tables.IS_UNFINISHED]]),
             "unpublished_records_closed": self._unpublished(MERGED),
             "corrections_closed": self._unpublished(CORRECTED),
             "late_records_closed": self._pending_corrections(),
@@ -458,7 +457,7 @@ def _write_published(
     This replaces what an attempt that was never committed has written.
     """
     engine = owner.engine
-    application = bronze_application()
+    application = tables.BESIDE
     undecided: Where = [[("status", "in", ["out", "idle"]), ("generation", "=", number)]]
     if row_count(engine.reader, tables.SILVER, undecided):
         delete = partial(engine.delete, tables.SILVER, undecided)
@@ -511,7 +510,7 @@ def end_earlier(owner: Owner, settings: Settings) -> None:
     fault_point("reset.close")
     ended = generations[-2]
     never = dict.fromkeys([*DUE.names, "position"])
-    unfinished: Where = [[("status", "in", ["open", "waiting"]), *generations.batches(ended)]]
+    unfinished: Where = [[tables.IS_UNFINISHED, *generations.batches(ended)]]
     _change(owner, unfinished, {"status": "timed_out", **_CLOSED, **never})
     for portion in in_portions(list(unpublished(MERGED, ended, newest))):
         _change(owner, portion, _CLOSED)

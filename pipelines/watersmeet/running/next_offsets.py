@@ -11,13 +11,14 @@ from watersmeet.core.inputs import InputId
 from watersmeet.errors import ConfigurationError, DataLossError, RecordsReplacedError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
-from watersmeet.lake.commits import application_of, last_decision
+from watersmeet.lake.commits import last_decision
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.history import History, read_history
 from watersmeet.lake.journal import SKIP
 from watersmeet.lake.newest import row_ends
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.tables import application_of
 from watersmeet.running.owner import Owner
 from watersmeet.running.same_records import replaced_from
 from watersmeet.settings import Settings

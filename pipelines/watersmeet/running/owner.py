@@ -23,13 +23,8 @@ from watersmeet.engine import Engine, Rows
 from watersmeet.errors import CommitRepeatedError, LeaseLostError
 from watersmeet.lake import tables
 from watersmeet.lake.commits import (
-    APPLICATION,
-    DELETING,
-    RESETTING,
     UNREAD,
     Commit,
-    application_of,
-    bronze_application,
     is_conflict,
     last_commit,
     last_decision,
@@ -46,7 +41,7 @@ from watersmeet.lake.journal import (
 )
 from watersmeet.lake.restored import check_table
 from watersmeet.lake.table_reader import ReadOnce
-from watersmeet.lake.tables import JOURNAL
+from watersmeet.lake.tables import APPLICATION, JOURNAL
 from watersmeet.monitoring.events import Committed, Observer, StepDone, ignore
 from watersmeet.settings import Settings
 
@@ -279,23 +274,11 @@ def fence_all(owner: Owner, written: Sequence[tuple[str, str]]) -> None:
 
 
 def written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
-    """Return the tables to which a layer's owner commits under its token, with their applications.
-
-    Delta counts transaction versions by application: what the owner decides has one, and what it
-    deletes another.
+    """Return the tables to which a layer's owner commits under its token, with their applications
+    (`Table.writers`).
     """
-    if layer == "bronze":
-        read = [(tables.bronze(i.source), application_of(settings, i)) for i in settings.inputs]
-        deleted = [
-            (name, DELETING) for name in (*map(tables.bronze, settings.sources), tables.ERASED)
-        ]
-        return [*read, (tables.SILVER, bronze_application()), *deleted]
-    if layer == "silver":
-        deleted = [(name, DELETING) for name in (tables.SILVER, tables.BASES)]
-        decided = [(name, APPLICATION) for name in (tables.SILVER, tables.BASES)]
-        decided.append((tables.SILVER, RESETTING))
-        return [*decided, *deleted]
-    return [(tables.PUBLISHED, APPLICATION)]
+    every = tables.layout(settings).values()
+    return [(table.name, name) for table in every for name in table.writers.get(layer, ())]
 
 
 def kept_by(layer: str, settings: Settings, input_id: InputId | None = None) -> list[str]:

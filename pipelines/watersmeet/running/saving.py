@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Final
 
 import pyarrow as pa
 
@@ -22,8 +21,6 @@ from watersmeet.lake.table_reader import Condition, TableReader, in_portions
 from watersmeet.running.correcting import Correcting
 from watersmeet.running.owner import Owner
 from watersmeet.settings import Settings
-
-_UNFINISHED: Final[Condition] = ("status", "in", ["open", "waiting"])
 
 
 def is_base_due(
@@ -86,7 +83,8 @@ def _rows(owner: Owner, settings: Settings, state: State) -> Iterator[pa.Table]:
     names = owner.engine.lake.schema(tables.SILVER).names
     of_generation: Condition = ("generation", "=", state.generation)
     by = ("partition", "event_time")
-    yield from read_pieces(reader, tables.SILVER, names, [[of_generation, _UNFINISHED]], by)
+    here = [[of_generation, tables.IS_UNFINISHED]]
+    yield from read_pieces(reader, tables.SILVER, names, here, by)
     if not tables.has_corrections(settings):
         return
     history = owner.history(settings)
