@@ -142,6 +142,8 @@ def pytest_configure(config: pytest.Config) -> None:
     has made."""
     given = getattr(config, "workerinput", {}).get("shared_folder")
     config.stash[SHARED_FOLDER] = Path(given or tempfile.mkdtemp(prefix="watersmeet-tests-"))
+    if given is None:
+        config.pluginmanager.register(Failures(config))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -158,6 +160,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     return effort.described()
+
+
+class Failures:
+    """Says a failure at once: a run that somebody ends has no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.write_line(f"\n{report.nodeid} failed ({report.when}):\n{report.longreprtext}")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -113,6 +113,7 @@ def _places(told: dict[str, dict[str, Any]], name: str) -> list[tuple[Any, ...]]
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_of_one_tenant_alone_there_is_nothing_of_others(tmp_path: Path) -> None:
     lake = merged_lake(tmp_path, {p: tenant_case(p) for p in range(12)}, lag_ms=300)

@@ -197,6 +197,7 @@ def test_a_lost_lakes_corrections_are_not_compared(kafka: str, tmp_path: Path) -
     assert found_in(lake.settings) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_messages_of_a_forgotten_key_are_passed_over_whose_merge_record_keep_has_deleted(
     kafka: str, tmp_path: Path

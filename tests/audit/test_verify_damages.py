@@ -155,8 +155,8 @@ COLUMNS = {
 }
 """By status, the columns in which a row cannot have another value."""
 
-SHARES = 6
-"""Each submission tries a sixth of the damages: one takes a whole `verify --full`."""
+SHARES = 12
+"""Each submission tries a twelfth of the damages: one takes a whole `verify --full`."""
 
 PARTS = ("open", "waiting", "timed_out", "correction")
 

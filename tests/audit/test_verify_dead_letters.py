@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.cases import heartbeat, keyed
 from tests.support.commands import here
+from tests.support.effort import first_then_nightly
 from tests.support.model_lakes import rewrite
 from tests.support.rivers import River
 from tests.support.topics import (
@@ -304,7 +305,7 @@ def the_same(found: list[dict[str, str]], expected: set[tuple[str, str]]) -> Non
     assert left == []
 
 
-@pytest.mark.parametrize("full", [True, False], ids=["all", "a sample"])
+@pytest.mark.parametrize("full", first_then_nightly([True, False]), ids=["all", "a sample"])
 def test_what_gold_sent_breaks_no_promise(
     lettered: Lettered, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
@@ -449,6 +450,7 @@ def test_what_waited_and_is_late_by_another_window_is_not_sent_behind_later_lett
     assert river.broken_promises() == []
 
 
+@pytest.mark.nightly
 def test_topics_that_are_named_later_are_filled_and_verified(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "later-letters")
     river.flow(records=60)

@@ -171,6 +171,7 @@ def test_listens_on_loopback_only(shared: BrokerStatus) -> None:
     assert shared.port in {address.port for address in listeners}
 
 
+@pytest.mark.nightly
 def test_starts_at_the_same_time_make_one_broker(shared: BrokerStatus) -> None:
     assert java_processes(shared.directory) == [shared.pid]
 
@@ -258,6 +259,7 @@ def test_stopping_what_does_not_run_is_fine(tmp_path: Path) -> None:
     assert not place.exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.fault("broker")
 def test_a_crashed_broker_is_not_running_and_comes_back_on_other_ports(directory: Path) -> None:
     first = broker.start(directory)
@@ -323,6 +325,7 @@ def test_a_starter_that_dies_early_leaves_a_broker_that_can_be_found_and_one_tha
     assert java_processes(directory) == []
 
 
+@pytest.mark.nightly
 def test_a_recycled_pid_is_never_signalled(directory: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], cwd="/"
@@ -344,6 +347,7 @@ def test_a_recycled_pid_is_never_signalled(directory: Path) -> None:
             bystander.kill()
 
 
+@pytest.mark.nightly
 def test_a_port_in_use_is_a_clear_error(directory: Path) -> None:
     with (
         listening() as taken,

@@ -30,4 +30,5 @@ def test_one_that_is_asked_to_end_leaves_no_process(command: str, arguments: lis
     process.terminate()
     assert process.wait(60) == 1
     assert len(started) > 1
-    assert not any(child.is_running() for child in started)
+    _, left = psutil.wait_procs(started, timeout=30)
+    assert not left

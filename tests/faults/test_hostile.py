@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.fault("hostile", "outage", "kill", oracle=True),
 ]
 
-SECONDS = 20
+SECONDS = 6
 
 
 def test_nothing_that_others_may_do_loses_changes_or_stops_what_is_good(

@@ -110,7 +110,7 @@ def test_what_happens_to_a_lake_one_after_the_other_loses_and_repeats_nothing(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("text", ONCE_FAILED)
+@pytest.mark.parametrize("text", effort.first_then_nightly(ONCE_FAILED))
 def test_a_life_that_once_failed_loses_and_repeats_nothing(
     kafka: str, tmp_path: Path, text: str
 ) -> None:

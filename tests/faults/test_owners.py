@@ -48,6 +48,7 @@ def test_a_second_run_is_refused_and_a_woken_publisher_is_fenced(
     assert river.losses() == Losses()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("O16")
 @pytest.mark.long
 @pytest.mark.timeout(1200)

@@ -53,7 +53,9 @@ def test_what_a_layer_goes_on_from_is_on_the_disk_before_it_does(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("lake", "seed"),
-    [(lake, seed) for lake, cases in ((EMBEDDED, 6), (FOLDER, 1)) for seed in effort.seeds(cases)],
+    effort.first_then_nightly(
+        [(lake, s) for lake, cases in ((EMBEDDED, 6), (FOLDER, 1)) for s in effort.seeds(cases)], 2
+    ),
 )
 def test_after_power_cuts_at_any_moment_a_start_goes_on_by_itself_and_exactly(
     lake: str, seed: int, kafka: str, tmp_path: Path

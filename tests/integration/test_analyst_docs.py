@@ -19,6 +19,7 @@ import polars
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.support.effort import first_then_nightly
 from tests.support.inputs import tp_of
 from tests.support.journals import decisions_of, journal_rows
 from tests.support.lakes import as_published, engine_for, fill_bronze, quickly
@@ -194,7 +195,7 @@ def test_a_query_runs_and_answers_as_the_page_says(
         assert found.collect(), "no row of the example is in the answer"
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=range(len(ANSWERS)))
+@pytest.mark.parametrize("answer", first_then_nightly(ANSWERS, 8), ids=range(len(ANSWERS)))
 def test_duckdb_and_polars_answer_as_spark_does(
     example: Example,
     names: dict[str, Any],

@@ -367,6 +367,7 @@ def missing_schemas(river: River) -> list[str]:
     return [each["what"] for each in warnings if "does not have schema" in each["what"]]
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("K60")
 @pytest.mark.fault("outage")
 @LAKES

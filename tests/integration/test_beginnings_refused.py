@@ -69,7 +69,7 @@ def goes_on(life: Life, lost: frozenset[int] = frozenset()) -> None:
 # -- a start that knows nothing of the sink
 
 
-@pytest.mark.parametrize("way_out", [at_the_sink, elsewhere])
+@pytest.mark.parametrize("way_out", first_then_nightly([at_the_sink, elsewhere]))
 @pytest.mark.parametrize(
     "start",
     first_then_nightly(
@@ -96,7 +96,7 @@ def test_only_a_start_at_the_sink_goes_on_over_a_sink(
 
 
 @pytest.mark.fault("retention")
-@pytest.mark.parametrize("start", ["earliest", "sink"])
+@pytest.mark.parametrize("start", first_then_nightly(["sink", "earliest"]))
 def test_a_sink_that_retention_has_emptied_is_not_taken_for_a_new_one(
     kafka: str, tmp_path: Path, start: str
 ) -> None:
@@ -108,6 +108,7 @@ def test_a_sink_that_retention_has_emptied_is_not_taken_for_a_new_one(
     goes_on(life)
 
 
+@pytest.mark.nightly
 def test_corrections_of_a_former_life_are_not_gone_on_with_beside_a_new_sink(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_sink_without_all_that_must_be_read_back_is_refused(kafka: str, tmp_pa
     goes_on(life)
 
 
+@pytest.mark.nightly
 def test_a_sink_without_messages_that_need_not_be_read_back_goes_on(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -155,7 +157,7 @@ def test_a_sink_without_messages_that_need_not_be_read_back_goes_on(
     goes_on(life, frozenset(gone))
 
 
-@pytest.mark.parametrize("change", ["added", "renamed"])
+@pytest.mark.parametrize("change", first_then_nightly(["added", "renamed"]))
 def test_a_sink_that_was_made_of_other_topics_is_refused(
     kafka: str, tmp_path: Path, change: str
 ) -> None:
@@ -189,7 +191,7 @@ def test_a_sink_that_was_made_of_a_topic_that_was_made_again_is_refused(
 
 
 @pytest.mark.fault("retention")
-@pytest.mark.parametrize("way_out", ["continue", "elsewhere"])
+@pytest.mark.parametrize("way_out", first_then_nightly(["continue", "elsewhere"]))
 def test_a_lost_lake_whose_records_kafka_has_deleted_is_refused(
     kafka: str, tmp_path: Path, way_out: str
 ) -> None:
@@ -250,7 +252,7 @@ def test_corrections_of_another_life_are_refused(kafka: str, tmp_path: Path) -> 
     ends_with_each_once(life)
 
 
-@pytest.mark.parametrize("change", ["none", "new"])
+@pytest.mark.parametrize("change", first_then_nightly(["none", "new"]))
 def test_a_lost_lake_goes_on_with_its_corrections_or_not_at_all(
     kafka: str, tmp_path: Path, change: str
 ) -> None:
@@ -277,6 +279,7 @@ def test_a_lost_lake_without_its_last_corrections_is_refused(kafka: str, tmp_pat
     life.check()
 
 
+@pytest.mark.nightly
 def test_a_lost_lake_goes_on_where_the_topic_of_corrections_was_deleted(
     kafka: str, tmp_path: Path
 ) -> None:

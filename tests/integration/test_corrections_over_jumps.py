@@ -72,6 +72,7 @@ def test_what_a_jump_on_finds_unpublished_stays_closed(kafka: str, tmp_path: Pat
         life.call("verify", "--against", into)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("N18")
 @pytest.mark.fault("topics")
 def test_a_topic_of_corrections_made_again_gets_what_all_generations_have_published(
@@ -118,6 +119,7 @@ def test_a_jump_back_of_a_lake_that_corrects_no_more_repeats_no_correction(
     life.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("B123")
 @pytest.mark.fault("topics")
 @pytest.mark.parametrize("which", ["sink", "corrections"])

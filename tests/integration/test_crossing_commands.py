@@ -313,6 +313,7 @@ def nothing_read(kafka: str, folder: Path, name: str) -> River:
     return river
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("C5")
 @pytest.mark.fault("rules")
 @pytest.mark.long

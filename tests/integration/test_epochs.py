@@ -265,6 +265,7 @@ def _inner(name: str) -> dict[str, Any]:
     return {"type": "array", "items": inner}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lake", first_then_nightly([EMBEDDED, FOLDER]))
 def test_a_field_differs_from_those_of_all_epochs_in_more_than_case(
     kafka: str,

@@ -118,6 +118,7 @@ def test_a_lake_that_is_lost_while_what_was_merged_before_a_change_is_not_out_is
     assert lake.sent() == [("b", [40], []), ("c", [45], []), ("b", [90], [])]
 
 
+@pytest.mark.nightly
 def test_a_change_and_the_way_back_are_changes(kafka: str, tmp_path: Path) -> None:
     lake = Lake(
         kafka, tmp_path, "one-clock", Window(100), [(0, "a"), (50, "x"), (120, None)], [(120, None)]
@@ -130,6 +131,7 @@ def test_a_change_and_the_way_back_are_changes(kafka: str, tmp_path: Path) -> No
         lake.lose(Window(100))
 
 
+@pytest.mark.nightly
 def test_messages_of_a_window_by_gap_are_not_taken_up_by_a_timeout(
     kafka: str, tmp_path: Path
 ) -> None:

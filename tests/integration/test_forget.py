@@ -189,6 +189,7 @@ def is_as_if_the_key_had_never_been(river: River, tmp_path: Path) -> None:
     assert all(n == 0 for name, n in counts(forget(river), "before").items() if name != "published")
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("N9")
 @pytest.mark.fault("owners")
 def test_a_run_goes_on_beside_it_and_nothing_is_lost_or_repeated(

@@ -263,6 +263,7 @@ def test_who_only_looks_at_a_jump_decides_nothing_and_is_told_what_is_not_out(
     assert (said["open_records_closed"], said["unpublished_records_closed"]) == (1, 5)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("B123")
 @pytest.mark.fault("jumps", "retention")
 def test_who_looks_at_a_jump_over_a_sink_that_retention_has_emptied_is_told_what_is_not_out(
@@ -300,6 +301,7 @@ def test_a_key_that_was_forgotten_does_not_come_back_by_reading_again(
     life.check()
 
 
+@pytest.mark.nightly
 def test_the_place_of_an_erased_record_goes_once_kafka_no_longer_has_it(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -321,6 +323,7 @@ def test_the_place_of_an_erased_record_goes_once_kafka_no_longer_has_it(
     assert "a" not in keys
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("N9")
 @pytest.mark.fault("retention")
 def test_a_key_that_was_forgotten_does_not_come_back_where_keep_has_deleted_its_records(
@@ -384,6 +387,7 @@ def test_rules_that_may_not_change_yet_are_refused_with_what_helps(
     life.check()
 
 
+@pytest.mark.nightly
 def test_a_window_that_saw_no_batch_leaves_the_closing_of_later_ones_and_verify_knows(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -425,6 +429,7 @@ def test_a_recovered_lake_jumps_once_it_has_read_what_is_out_and_merges_the_rest
     life.check()
 
 
+@pytest.mark.nightly
 def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: Path) -> None:
     """What is out lies in several ranges of offsets, and the second jump reads nothing again that
     the first one had read."""

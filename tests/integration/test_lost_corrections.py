@@ -20,6 +20,7 @@ from tests.support.correction_topic import (
     numbers_in,
     versions,
 )
+from tests.support.effort import first_then_nightly
 from tests.support.lives import KilledError, Life, messages_in
 from tests.support.topics import create_topics
 from watersmeet.core.sequence import CORRECTED, MERGED, Sequence
@@ -112,7 +113,9 @@ def test_what_is_settled_before_a_lake_is_lost_and_not_published_is_published_th
     life.check()
 
 
-@pytest.mark.parametrize("sequence", [MERGED, CORRECTED], ids=attrgetter("table"))
+@pytest.mark.parametrize(
+    "sequence", first_then_nightly([MERGED, CORRECTED]), ids=attrgetter("table")
+)
 def test_what_is_settled_is_published_whichever_sequence_a_crash_and_the_loss_of_the_lake_cut_short(
     kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequence: Sequence
 ) -> None:
@@ -144,6 +147,7 @@ def test_what_is_settled_is_published_whichever_sequence_a_crash_and_the_loss_of
     life.check()
 
 
+@pytest.mark.nightly
 def test_a_jump_back_counts_no_late_record_that_repeats_what_is_out(
     kafka: str, tmp_path: Path
 ) -> None:

@@ -101,8 +101,8 @@ CASES = [
     if (table, how) != (tables.PUBLISHED, copied)
 ]
 CASES.append((EMBEDDED, tables.LEASES, restored))
-FOR_EVERY_SUBMISSION = CASES[:9:4]
-"""Each of the first three tables, and each of the three ways to lose one."""
+FOR_EVERY_SUBMISSION = CASES[:5:4]
+"""Bronze as it was copied before, and silver that was deleted."""
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,6 @@ def test_a_lake_goes_on_only_once_its_table_is_back(
             *product([EMBEDDED, FOLDER], REPLACEABLE, (deleted, copied)),
             (FOLDER, tables.PUBLISHED, copied),
         ],
-        3,
     ),
 )
 def test_a_lake_goes_on_without_what_something_else_says(

@@ -116,6 +116,7 @@ def test_every_outcome_is_counted_as_the_tables_have_it(
     assert outcomes >= {"accepted", "heartbeat", "quarantined", "merged", "late", "published"}
 
 
+@pytest.mark.nightly
 def test_where_tenants_have_clocks_every_outcome_is_counted_as_the_tables_have_it(
     kafka: str, tmp_path: Path
 ) -> None:

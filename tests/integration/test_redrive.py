@@ -175,6 +175,7 @@ def answer(river: River, *words: str) -> str:
     return here(river, *words)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("N8")
 @pytest.mark.fault("retention")
 def test_what_was_redriven_is_known_for_as_long_as_the_refused_record_is_kept(river: River) -> None:

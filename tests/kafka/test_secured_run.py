@@ -302,6 +302,7 @@ def test_a_permission_that_is_taken_away_under_way_ends_the_run_and_nothing_is_l
 # -- other ways in
 
 
+@pytest.mark.nightly
 def test_a_pipeline_logs_in_with_a_token(secured: SecuredBroker, new_river: NewRiver) -> None:
     options = {**secured.issuer.options, "ssl.ca.location": str(secured.folder / "ca.crt")}
     river = new_river(user="pipeline", kafka__options=options)
@@ -335,6 +336,7 @@ def test_a_token_that_is_not_given_is_one_sentence(
     assert "check the sasl.oauthbearer. options" in sentence
 
 
+@pytest.mark.nightly
 def test_a_pipeline_logs_in_with_a_certificate(secured: SecuredBroker, new_river: NewRiver) -> None:
     river = new_river(
         kafka__bootstrap_servers=secured.admin.bootstrap_servers,

@@ -69,7 +69,7 @@ def below(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [*GOOD[:6], *(pytest.param(name, marks=pytest.mark.long) for name in GOOD[6:])]
+    "name", [*GOOD[:6], *(pytest.param(name, marks=pytest.mark.nightly) for name in GOOD[6:])]
 )
 def test_the_embedded_engine_works_in_a_folder_of_this_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / f"x{name}y"

@@ -535,6 +535,7 @@ def test_history_may_begin_in_any_epoch(
     assert floors(lake).base > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_history_may_begin_in_another_epoch_in_each_partition(

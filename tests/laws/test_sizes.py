@@ -88,6 +88,7 @@ def test_a_batch_fits_into_memory_and_the_result_is_the_models(
         assert 0 < rewrites_of(lake.settings) < len(lake.plans)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("C24")
 @pytest.mark.fault("memory", oracle=True)
 @pytest.mark.long

@@ -199,6 +199,7 @@ def test_rows_that_are_written_anew_in_pieces_have_the_same(
     assert lake.excess() == expected_excess(cases)
 
 
+@pytest.mark.nightly
 def test_forget_erases_excess(new_lake: MakeLake, kind: str) -> None:
     """All else is as if the key's records had been heartbeats."""
     cases = bounded(cases_with_ids(rich_cases(8, 1656, wealth="late")), (2, 10**6))
@@ -216,6 +217,7 @@ def test_forget_erases_excess(new_lake: MakeLake, kind: str) -> None:
     assert problems_in(lake) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.fault("retention", oracle=True)
 @quickly
 @pytest.mark.long

@@ -570,11 +570,12 @@ def lives(disorder: int, *, drawn: range = SEEDS, **how: Any) -> list[Life]:
 
 
 DISORDERS = pytest.mark.parametrize("disorder", [0, TIMEOUT_MS, 4 * TIMEOUT_MS])
-HOW = pytest.mark.parametrize(
-    "how",
-    [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}],
-    ids=["", "idle", "cut"],
-)
+HOWS: list[dict[str, Any]] = [
+    {},
+    {"is_idling": True},
+    {"is_idling": True, "is_in_transactions": False},
+]
+HOW = pytest.mark.parametrize("how", HOWS, ids=["", "idle", "cut"])
 
 
 @DISORDERS
@@ -645,7 +646,7 @@ def test_a_lost_lake_whose_rules_changed_while_its_clock_stood_is_taken_up_exact
 @HOW
 @pytest.mark.parametrize(
     "windows",
-    first_then_nightly([((*BY_GAP, *TIMEOUTS),), (SHORT,), (TIMEOUTS,), (BY_GAP,)], 2),
+    first_then_nightly([((*BY_GAP, *TIMEOUTS),), (SHORT,), (TIMEOUTS,), (BY_GAP,)]),
     ids=["both", "short", "timeouts", "gaps"],
 )
 @pytest.mark.parametrize("has_topics", first_then_nightly([True, False]), ids=["topics", ""])
@@ -657,7 +658,7 @@ def test_a_lost_lake_whose_rules_changed_before_and_after_is_taken_up_exactly(
 
 @pytest.mark.long
 @DISORDERS
-@HOW
+@pytest.mark.parametrize("how", first_then_nightly(HOWS), ids=["", "idle", "cut"])
 def test_a_lost_lake_with_several_topics_of_a_source_is_taken_up_exactly(
     disorder: int, how: dict[str, Any]
 ) -> None:

@@ -103,7 +103,7 @@ def test_a_table_that_no_list_has_exists(on_s3: MakeRiver, store: Store) -> None
 
 
 @pytest.mark.fault("store")
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", effort.first_then_nightly([1, 2, 3, 4]))
 @pytest.mark.parametrize("kind", ["lost", "done-503"])
 def test_a_store_whose_answer_is_lost_is_not_said_to_lack_conditional_puts(
     on_s3: MakeRiver, store: Store, number: int, kind: str
