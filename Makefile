@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo      the whole pipeline on real clickstream data against a real broker, without Spark (ENGINE=spark: with Spark, which it installs)"
 	@echo "make install   everything for development: .venv with the pinned packages, Spark, and the pinned JVM artifacts"
-	@echo "make test      the tests for every change: the rules, the laws, a whole run on both engines (a quarter of an hour)"
+	@echo "make test      the tests for every change: the rules, the laws, a whole run on both engines (25 minutes)"
 	@echo "make test-long what shows every promise of docs/guarantees.md beside it (half an hour)"
 	@echo "make test-all  everything, with other random cases in each run; SEED=... draws those of one again (hours)"
 	@echo "make planted   plants a fault in each layer, and sees the tests catch it (four minutes)"
