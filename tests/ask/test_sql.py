@@ -148,7 +148,7 @@ def test_both_engines_find_the_same_wrong_rows(
         checks.check_messages()
         found.append({name: sorted(each.described()) for name, each in report.items()})
     assert found[0] == found[1]
-    assert found[0].keys() == {"outcomes", "rows of silver", "sink"}
+    assert found[0].keys() == {"batches", "outcomes", "rows of silver", "sink"}
 
 
 def test_corrected_has_each_valid_merge_record_once(

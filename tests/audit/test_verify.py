@@ -206,6 +206,7 @@ def other_values(found: Row) -> list[Row]:
 
 
 TRACE = "silver: the record"
+SMALLEST = "epoch 0 and generation 0; the batch before it is 1 and ended at"
 
 BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
     (
@@ -313,11 +314,8 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 6, "source": "orders", "clock": 320},
         altered(clock=321, head=321),
         [
-            (
-                "progress: batch 2, verified_orders[6]",
-                "the head is 321, and bronze has 320 at offset 4",
-            ),
-            ("progress: batch 2, partition 6", "the clock is 321, and the smallest head 320"),
+            ("progress: batch 2, verified_orders[6]", "is 321, and bronze gives 320"),
+            ("progress: batch 2, verified_orders[6]", f"the clock 321, {SMALLEST}"),
         ],
     ),
     (
@@ -331,8 +329,8 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         ),
         [
             (
-                "verified_tracking[7]@9",
-                "passed, with the clock at 315, although the position is 320",
+                "progress: batch 2, verified_tracking[7]",
+                "the position 320 with the head 320, the clock 315",
             ),
             (row(7, "c", 300), "and the merge model open from 300 to 300, due 400 of tracking@6"),
         ],
@@ -341,59 +339,54 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         tables.PROGRESS,
         {"partition": 8, "batch": 1},
         gone,
-        [("progress: batch 1, partition 8", "it is missing")],
+        [
+            (f"progress: batch {batch}, verified_{source}[8]", words)
+            for source in SOURCES
+            for batch, words in ((0, "the next one is missing"), (2, "the batch before it is 0"))
+        ],
     ),
     (
         tables.PROGRESS,
         {"partition": 9, "source": "tracking", "clock": 320},
         altered(clock=321),
-        [("progress: batch 2, partition 9", "the clock is 321, and the smallest head 320")],
+        [("progress: batch 2, verified_tracking[9]", f"the clock 321, {SMALLEST}")],
     ),
     (
         tables.PROGRESS,
         {"partition": 10, "clock": 320},
         altered(clock=321),
         [
-            ("progress: batch 2, partition 10", "the clock is 321, and the smallest head 320"),
+            (f"progress: batch 2, verified_{source}[10]", f"the clock 321, {SMALLEST}")
+            for source in SOURCES
         ],
     ),
     (
         tables.PROGRESS,
         {"partition": 11, "source": "orders", "clock": 320},
         altered(head=321),
-        [
-            (
-                "progress: batch 2, verified_orders[11]",
-                "the head is 321, and bronze has 320 at offset 4",
-            )
-        ],
+        [("progress: batch 2, verified_orders[11]", "is 321, and bronze gives 320")],
     ),
     (
         tables.PROGRESS,
         {"partition": 12, "batch": 0},
         altered(clock=lambda found: found["clock"] + 1, head=lambda found: found["head"] + 1),
         [
-            (
-                "progress: batch 0, verified_orders[12]",
-                "the head is 306, and bronze has 10 at offset 1",
-            ),
-            (
-                "progress: batch 0, verified_tracking[12]",
-                "the head is 21, and bronze has 20 at offset 2",
-            ),
+            ("progress: batch 0, verified_orders[12]", "is 306, and bronze gives"),
+            ("progress: batch 0, verified_tracking[12]", "is 21, and bronze gives"),
+            ("progress: batch 0, verified_tracking[12]", "the position 20 with the head 21"),
         ],
     ),
     (
         tables.PROGRESS,
         {"partition": 13, "source": "orders", "batch": 1},
         altered(position=lambda found: found["position"] - 1),
-        [("progress: batch 1, verified_orders[13]", "the position is 9, and bronze gives 10")],
+        [("progress: batch 1, verified_orders[13]", "is 9, and bronze gives 10")],
     ),
     (
         tables.PROGRESS,
         {"partition": 14, "source": "tracking", "batch": 1},
         altered(from_offset=lambda found: found["from_offset"] + 1),
-        [("progress: batch 1, verified_tracking[14]", "where the batch before it did not end")],
+        [("progress: batch 1, verified_tracking[14]", "from offset 3 to the position 60")],
     ),
     (
         tables.MERGED,
@@ -405,7 +398,10 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         tables.PROGRESS,
         {"partition": 16, "source": "orders", "batch": 1},
         gone,
-        [("progress: batch 1, partition 16", "there are 1 rows for 2 sources")],
+        [
+            ("progress: batch 0, verified_orders[16]", "the next one is missing"),
+            ("progress: batch 2, verified_orders[16]", "the batch before it is 0"),
+        ],
     ),
 ]
 
@@ -664,9 +660,14 @@ def test_clocks_of_all_batches_are_looked_at(tmp_path: Path) -> None:
         tables.PROGRESS,
         lambda found: {**found, "clock": 1} if found["batch"] == 2 else found,
     )
-    wrong = "progress: batch 2, partition 0: the clock is 1, and the smallest head 60"
-    assert wrong in problems_in(lake, full=False)
-    assert wrong in problems_in(lake)
+    for full in (False, True):
+        assert [
+            problem
+            for problem in problems_in(lake, full=full)
+            if problem.startswith("progress: batch 2, ")
+            and ", the clock 1, " in problem
+            and problem.endswith("the smallest head is 60")
+        ] != []
 
 
 @pytest.mark.parametrize("name", ["due", "closed_at"])

@@ -57,6 +57,104 @@ WHERE s.status IN ('late', 'passed', 'duplicate', 'excess') AND s.batch >= {firs
         OR s.offset < p.from_offset AND s.status NOT IN ('duplicate', 'excess')
             AND NOT (s.status = 'late' AND s.batch IN ({rejudging})))
 
+-- batches
+WITH epochs AS ({epochs}), begins AS ({begins}), steps AS (
+    SELECT source, topic, `partition`, batch, coalesce(from_offset, -1) AS from_offset,
+        until_offset, coalesce(ms(head), -1) AS head, coalesce(ms(clock), -1) AS clock,
+        coalesce(ms(position), -1) AS position, coalesce(epoch, -1) AS epoch,
+        coalesce(generation, -1) AS generation
+    FROM progress WHERE batch >= {first} AND batch <= {last}
+), ordered AS (
+    SELECT *, min(head) OVER (PARTITION BY `partition`, batch) AS least,
+        lag(batch) OVER (PARTITION BY source, topic, `partition` ORDER BY batch) AS earlier,
+        lead(batch) OVER (PARTITION BY source, topic, `partition` ORDER BY batch) AS later,
+        lag(until_offset) OVER (PARTITION BY source, topic, `partition` ORDER BY batch) AS ended
+    FROM steps
+)
+SELECT b.source, b.topic, b.number AS `partition`, s.batch,
+    CASE WHEN s.batch IS NULL THEN 'no batch is there'
+        WHEN coalesce(later, s.batch + 1) <> s.batch + 1 OR later IS NULL AND s.batch <> {last}
+            THEN 'the next one is missing'
+        ELSE concat('it goes from offset ', from_offset, ' to the position ', position,
+            ' with the head ', head, ', the clock ', clock, ', epoch ', epoch, ' and generation ',
+            generation, '; the batch before it is ', coalesce(earlier, {first} - 1),
+            ' and ended at ', coalesce(ended, since_offset), ', and the smallest head is ', least)
+    END AS what
+FROM begins b
+LEFT JOIN ordered s ON s.source = b.source AND s.topic = b.topic AND s.`partition` = b.number
+LEFT JOIN epochs e ON s.batch >= e.since AND s.batch <= e.until
+WHERE s.batch IS NULL OR s.batch <> coalesce(earlier, {first} - 1) + 1
+    OR coalesce(later, s.batch + 1) <> s.batch + 1 OR later IS NULL AND s.batch <> {last}
+    OR from_offset <> coalesce(ended, since_offset) OR clock <> least OR position > clock
+    OR head < position OR head = clock AND position < clock
+    OR epoch <> e.number OR generation <> {generation}
+
+-- decisions
+SELECT i.source, i.topic, i.`partition`, i.batch,
+    concat('the decision after offset ', i.after_offset, ', of batch ',
+        coalesce(CAST(i.batch AS STRING), 'null'), ', is there ', count(*), ' times for ',
+        coalesce(concat('tenant ', i.tenant), 'all'), '; the batch goes from ',
+        coalesce(CAST(p.from_offset AS STRING), 'nowhere'), ' to ',
+        coalesce(CAST(p.until_offset AS STRING), 'nowhere')) AS what
+FROM idle_heartbeats i
+LEFT JOIN progress p ON p.source = i.source AND p.topic = i.topic AND p.`partition` = i.`partition`
+    AND p.batch = i.batch AND p.batch >= {first} AND p.batch <= {last}
+LEFT JOIN (SELECT DISTINCT source, topic, `partition`, after_offset, decided_at
+    FROM idle_heartbeats WHERE tenant IS NULL AND generation = {generation}) o
+    ON o.source = i.source AND o.topic = i.topic AND o.`partition` = i.`partition`
+    AND o.after_offset = i.after_offset AND o.decided_at = i.decided_at
+WHERE i.generation = {generation} AND coalesce(i.batch, {read_back}) NOT BETWEEN {since} AND {history}
+GROUP BY i.source, i.topic, i.`partition`, i.batch, i.after_offset, i.event_time, i.decided_at,
+    i.tenant, p.from_offset, p.until_offset, o.after_offset
+HAVING count(*) > 1 OR o.after_offset IS NULL OR p.from_offset IS NULL
+    OR i.after_offset + 1 < p.from_offset OR i.after_offset + 1 > p.until_offset
+
+-- positions
+WITH spans AS ({spans}), moves AS (
+    SELECT `partition`, 2 * b.offset AS at, ms(event_time) AS time, CAST(NULL AS BIGINT) AS decided
+    FROM {bronze} b JOIN spans g ON g.number = b.`partition`
+    WHERE topic = {topic} AND reason IS NULL AND event_time IS NOT NULL AND b.offset >= g.since
+    UNION ALL
+    SELECT `partition`, 2 * after_offset + 1, ms(event_time), coalesce(batch, -1)
+    FROM idle_heartbeats i JOIN spans g ON g.number = i.`partition`
+    WHERE source = {source_text} AND topic = {topic} AND tenant IS NULL
+        AND generation = {generation} AND after_offset >= g.since - 1
+    UNION ALL
+    SELECT number, 2 * since - 2, before, CAST(NULL AS BIGINT) FROM spans
+), steps AS (
+    SELECT `partition`, batch, coalesce(until_offset, -1) AS until_offset,
+        coalesce(ms(head), -1) AS head, coalesce(ms(clock), -1) AS clock,
+        coalesce(ms(position), -1) AS position
+    FROM progress
+    WHERE source = {source_text} AND topic = {topic} AND batch >= {first} AND batch <= {last}
+), marks AS (
+    SELECT `partition`, at, time AS place, 0 AS kind, time, decided, CAST(NULL AS BIGINT) AS batch,
+        CAST(NULL AS BIGINT) AS position, CAST(NULL AS BIGINT) AS bound
+    FROM moves
+    UNION ALL
+    SELECT `partition`, 2 * until_offset - 1, clock, 1, CAST(NULL AS BIGINT) AS time,
+        CAST(NULL AS BIGINT) AS decided, batch, position,
+        CASE WHEN head = clock THEN clock ELSE clock + 1 END
+    FROM steps
+    UNION ALL
+    SELECT s.`partition`, at, head AS place, 1, CAST(NULL AS BIGINT) AS time,
+        CAST(NULL AS BIGINT) AS decided, batch, head, CAST(NULL AS BIGINT) AS bound
+    FROM steps s
+    LEFT JOIN (SELECT `partition`, time, min(at) AS at FROM moves GROUP BY `partition`, time) m
+        ON m.`partition` = s.`partition` AND m.time = s.head
+), told AS (
+    SELECT *, max(time) OVER (PARTITION BY `partition` ORDER BY at, place, kind
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before,
+        max(bound) OVER (PARTITION BY `partition` ORDER BY at, place, kind
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached
+    FROM marks
+)
+SELECT `partition`, batch, decided, position, coalesce(min(at), 0) AS at, min(before) AS before FROM told
+WHERE batch IS NOT NULL AND coalesce(before, -2) <> position
+    OR decided >= {first} AND time <= before
+    OR batch IS NULL AND decided IS NULL AND greatest(time, before) < reached
+GROUP BY `partition`, batch, decided, position
+
 -- outcomes
 WITH spans AS ({spans}), places AS ({places}), traces AS (
     SELECT `partition`, at, count(*) AS n FROM places GROUP BY `partition`, at

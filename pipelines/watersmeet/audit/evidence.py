@@ -210,9 +210,9 @@ class Evidence:
         """Return where the history of a topic-partition begins: at 0, if nothing was deleted."""
         return Cursor() if self.base is None else self.base.cursors[tp]
 
-    def is_own(self, batch: int) -> bool:
-        """Return True where a batch of silver belongs to this generation."""
-        return self.generation.from_batch <= batch <= self.last_batch
+    def begin_of(self, tp: TopicPartition) -> int:
+        """Return the first offset of a topic-partition by which the generation is judged."""
+        return max(self.cursor_of(tp).next_offset, self.generation.begin.get(tp, 0))
 
     @cached_property
     def piece_records(self) -> int:

@@ -34,11 +34,11 @@ tables that belong together (`lake.snapshot`), and only what these have merged i
 state: what it has begun to erase is not judged, and while it is at work, everything is looked at
 again, `LOOKS` times at most.
 
-What needs no model (2, 3, and which batch a row is of) is asked of the tables (`verify_rows`). All
-else is read in pieces: the batches of some partitions that fit into memory. With each piece, bronze
-is read on (`verify_bronze`), the merge model goes on (`verify_model`), its rows are compared with
-those of silver (`verify_silver`), and these with their messages (`verify_topics`). Only dead
-letters are read by themselves (`verify_dead_letters`).
+What needs no model (2, 3, batches, and which of them a row is of) is asked of the tables
+(`verify_rows`). All else is read in pieces: the batches of some partitions that fit into memory.
+With each piece, bronze is read on (`verify_bronze`), the merge model goes on (`verify_model`), its
+rows are compared with those of silver (`verify_silver`), and these with their messages
+(`verify_topics`). Only dead letters are read by themselves (`verify_dead_letters`).
 """
 
 from __future__ import annotations

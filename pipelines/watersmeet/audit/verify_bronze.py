@@ -26,36 +26,11 @@ from watersmeet.lake import tables
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.table_reader import within
 
-DECISION, HEARTBEAT, KEYED = range(3)
-
 NEXT: Final = 8
 """Number of offsets that are read at first to find the record after a batch."""
 
 _COLUMNS = ("partition", "offset", "merge_key", "event_time", *TENANT.names)
-_IDLE = ("source", "topic", "partition", "after_offset", "event_time", "decided_at", "batch")
-
-
-class Entries(NamedTuple):
-    """Records and idle decisions of a topic-partition that a generation reads, in their order.
-
-    - `offset`: that of the record; of a decision, the one that it follows.
-    - `position`: running maximum of event times (ms).
-    - `kind`: DECISION, HEARTBEAT or KEYED.
-    """
-
-    offset: Ints
-    position: Ints
-    kind: Ints
-
-
-class Decided(NamedTuple):
-    """A row of a decision of the idle policy: times in ms, and of the decision itself no tenant."""
-
-    after_offset: int
-    event_time: int
-    decided_at: int
-    tenant: str | None
-    batch: int
+_IDLE = ("source", "topic", "partition", "after_offset", "event_time", "decided_at")
 
 
 class Records(NamedTuple):
@@ -78,11 +53,10 @@ class Log:
     """A topic-partition, of which bronze was read up to the offset `until`.
 
     - `begin`: the first offset that the generation is judged by.
-    - `before`: position (ms) before the first of the `entries` that are kept.
+    - `position`: that of the last record that was read (ms); `last`: the offset of it.
     - `arrived`: records for the model, with their positions (ms), that were not taken yet.
     - `values`: values of records with sampled keys whose outcome was not seen yet.
     - `is_over`: True once no batch is left that could merge what is read on.
-    - `decided`: the rows of decisions of the idle policy.
     """
 
     def __init__(
@@ -92,10 +66,9 @@ class Log:
         self.evidence = evidence
         self.tp = tp
         self.until = cursor.next_offset
-        self.begin = max(self.until, evidence.generation.begin.get(tp, 0))
-        self.before = NULL if cursor.position is None else cursor.position
-        nothing = np.array([], np.int64)
-        self.entries = Entries(nothing, nothing, nothing)
+        self.begin = evidence.begin_of(tp)
+        self.position = NULL if cursor.position is None else cursor.position
+        self.last = -1
         self.is_over = False
         self.arrived: list[tuple[int, Record]] = []
         self.values: dict[int, bytes] = {}
@@ -103,13 +76,8 @@ class Log:
         own = idle.filter(pc.greater_equal(idle["after_offset"], self.begin - 1))
         self._decisions, self._tenant_times = _decisions(own)
         self._taken = 0
-        batch = pc.fill_null(own["batch"], NULL)
-        own = own.set_column(own.column_names.index("batch"), "batch", batch)
-        columns = (own[name].to_pylist() for name in Decided._fields)
-        self.decided = [Decided(*row) for row in zip(*columns, strict=True)]
-        after = [each.after_offset + 1 for each in self.decided]
-        self.end = max([end, *after, int(bool(after))])
-        self._out = evidence.out.get(tp, nothing)
+        self.end = max([end, *(max(1, after + 1) for after in own["after_offset"].to_pylist())])
+        self._out = evidence.out.get(tp, np.array([], np.int64))
         self._decoders = [
             schemas[tp.input.source].decoder_of_accepted() if tp.input.source in schemas else None
             for schemas in evidence.avro
@@ -117,8 +85,7 @@ class Log:
 
     def has_next(self, offset: int) -> bool:
         """Return True where the first record at or after an offset was read, or there is none."""
-        is_later = (self.entries.offset >= offset) & (self.entries.kind != DECISION)
-        return self.until >= self.end or bool(is_later.any())
+        return self.until >= self.end or self.last >= offset
 
     def take(self, rows: pa.Table, until: int) -> Records:
         """Take the next rows of bronze, which are all up to an offset."""
@@ -161,26 +128,27 @@ class Log:
         self._taken = int(np.searchsorted(after, self.until))
         decisions = self._decisions.slice(taken, self._taken - taken)
         offsets = np.append(numbers(rows["offset"]), numbers(decisions["after_offset"]))
-        of_rows = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
-        kinds = np.append(of_rows, np.full(len(decisions), DECISION))
-        order = np.lexsort((kinds == DECISION, offsets))
+        count = rows.num_rows
+        self.last = int(offsets[:count].max(initial=self.last))
+        order = np.lexsort((np.arange(len(offsets)) >= count, offsets))
         times = np.append(numbers(rows["event_time"]), numbers(decisions["event_time"]))[order]
-        last = self.entries.position[-1:].max(initial=self.before)
-        new = offsets[order], np.maximum.accumulate(np.append(last, times))[1:], kinds[order]
-        self.entries = Entries(*map(np.append, self.entries, new))
-        names = ("merge_key", *TENANT.names, "value", ID.name)
+        positions = np.maximum.accumulate(np.append(self.position, times))
+        self.position = int(positions[-1])
+        names = ("merge_key", *TENANT.names, "value", ID.name, "heartbeat")
         contents = list(zip(*(rows[name].to_pylist() for name in names), strict=True))
         has_tenants = self.evidence.settings.merge.has_tenants
         keys = dict[int, tuple[str, str]]()
-        count = rows.num_rows
-        entries = (column.tolist() for column in (order, *new, times))
-        for i, offset, position, kind, time in zip(*entries, strict=True):
-            key, tenant, value, record_id = contents[i] if i < count else (None,) * 4
-            if self.is_over or kind != KEYED or value is None or not self.evidence.is_sampled(key):
+        entries = (column.tolist() for column in (order, offsets[order], positions[1:], times))
+        for i, offset, position, time in zip(*entries, strict=True):
+            is_decision = i >= count
+            key, tenant, value, record_id, is_heartbeat = (
+                (None,) * 5 if is_decision else contents[i]
+            )
+            if self.is_over or is_heartbeat or value is None or not self.evidence.is_sampled(key):
                 key = value = record_id = None
             if self.is_over or (key is None and not has_tenants):
                 continue
-            decided = self._tenant_times[taken + i - count] if kind == DECISION else None
+            decided = self._tenant_times[taken + i - count] if is_decision else None
             size = len(value or b"")
             record = Record(self.tp.input, offset, time, key, tenant, decided, record_id, size)
             self.arrived.append((position, record))
@@ -203,12 +171,6 @@ class Log:
         read_type = epoch.settings.sources[self.tp.input.source].read_type
         kept = as_kept(content, read_type, self.kept_type)
         return kept if pa.types.is_struct(self.kept_type) else kept.decode()
-
-    def drop(self, until: int) -> None:
-        """Forget the entries before the last record before an offset."""
-        first = int(np.searchsorted(self.entries.offset, until - 1))
-        self.before = int(self.entries.position[:first].max(initial=self.before))
-        self.entries = Entries(*(column[first:] for column in self.entries))
 
 
 def read_logs(evidence: Evidence, partitions: range) -> dict[TopicPartition, Log]:

@@ -334,7 +334,9 @@ class _InputCheck:
         evidence = self.evidence
         is_readded = np.zeros(len(offsets), bool)
         if self._is_late and evidence.settings.merge.has_tenants:
-            firsts = [e.from_batch for e in evidence.epochs[1:] if evidence.is_own(e.from_batch)]
+            firsts = [
+                e.from_batch for e in evidence.epochs[1:] if e.from_batch in evidence.own_batches
+            ]
             is_first = np.isin(numbers(self._rows["batch"]), firsts)
             is_readded |= np.isin(offsets, numbers(self._rows["offset"])[is_first])
         for since, until in evidence.reread_ranges.get(self.tp, ()):

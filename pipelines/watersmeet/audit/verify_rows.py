@@ -1,5 +1,6 @@
 """What of silver needs no merge model, as queries (`ask/verify.sql`): rows that are there twice, or
-are of a batch that could not make them, and records that have not exactly one trace."""
+are of a batch that could not make them, batches that bronze does not bear out, and records that
+have not exactly one trace."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from watersmeet.ask.answers import literal, queries, rows, values
-from watersmeet.audit.evidence import MAX_TIME, Evidence
+from watersmeet.audit.evidence import MAX_TIME, NULL, Evidence
 from watersmeet.audit.problems import Report
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.model import NO_TENANT
@@ -32,6 +33,10 @@ def place_of(row: Row) -> str:
     return place(row["partition"], row["merge_key"], row["event_time"], row["tenant"])
 
 
+def _place_of_batch(row: Row, topic: str) -> str:
+    return f"progress: batch {row['batch']}, {topic}[{row['partition']}]"
+
+
 class RowChecks:
     """The queries, about a generation and what they find.
 
@@ -44,7 +49,8 @@ class RowChecks:
         since = evidence.generation.from_batch
         first = max(evidence.history_batch + 1, since)
         begin = max(evidence.history_batch, since)
-        self._batches = {"begin": begin, "first": first, "last": evidence.last_batch}
+        self._batches = {"begin": begin, "first": first}
+        self._batches |= {"last": evidence.last_batch, "generation": evidence.generation.number}
         self._own = f"batch >= {first} AND batch <= {evidence.last_batch}"
         self.erasing = set[tuple[int, str, str]]()
 
@@ -60,9 +66,14 @@ class RowChecks:
             input_id = InputId(row["source"], row["topic"])
             where = self.evidence.at(TopicPartition(input_id, row["partition"]), row["offset"])
             self.report["outcomes"].add(row["what"], f"silver: {where}")
+        is_merged = self._batches["last"] >= self._batches["first"]
+        if is_merged:
+            self._check_batches()
         for input_id in self.evidence.settings.inputs:
             if self.evidence.reader.exists(tables.bronze(input_id.source)):
                 self._check_outcomes(input_id)
+                if is_merged:
+                    self._check_positions(input_id)
 
     def check_messages(self) -> None:
         """Find records that are in two messages, of whichever generations."""
@@ -71,6 +82,38 @@ class RowChecks:
                 at = self.evidence.at(TopicPartition(input_id, row["partition"]), row["at"])
                 what = f"the record is in {row['n']} messages"
                 self.report["sink"].add(what, f"silver: {at}")
+
+    def _check_batches(self) -> None:
+        """Find what is wrong with rows `batch` and `idle` by themselves."""
+        evidence, findings = self.evidence, self.report["batches"]
+        generation, inputs = evidence.generation, evidence.settings.inputs
+        every = [TopicPartition(i, p) for i in inputs for p in range(evidence.partitions)]
+        found = ((*tp.input, tp.partition, evidence.begin_of(tp)) for tp in every)
+        begins = values(("source", "topic", "number", "since_offset"), found)
+        for row in self._rows("batches", epochs=self._windows(), begins=begins):
+            findings.add(row["what"], _place_of_batch(row, row["topic"]))
+        batches = {"since": generation.from_batch, "history": evidence.history_batch}
+        # A lost lake's decisions, which were read back, are of no batch.
+        batches |= {"read_back": generation.from_batch if generation.kind == "sink" else -1}
+        for row in self._rows("decisions", **batches):
+            findings.add(row["what"], f"idle_heartbeats: {row['topic']}[{row['partition']}]")
+
+    def _check_positions(self, input_id: InputId) -> None:
+        """Find positions, heads and clocks that bronze does not bear out, and decisions of the idle
+        policy that move nothing.
+
+        Every record whose position the clock has reached is passed, and no other.
+        """
+        for row in self._rows("positions", **self._names(input_id)):
+            where = self.evidence.at(TopicPartition(input_id, row["partition"]), row["at"] // 2)
+            what = "not passed, although the clock has reached its position"
+            if row["batch"] is not None:
+                where = _place_of_batch(row, input_id.topic)
+                what = f"a position or head is {row['position']}, and bronze gives {row['before']}"
+            elif row["decided"] is not None:
+                where = f"idle_heartbeats: {where}"
+                what = f"a decision of batch {row['decided']} moves nothing on from {row['before']}"
+            self.report["batches"].add(what, where)
 
     def _check_outcomes(self, input_id: InputId) -> None:
         names = self._names(input_id)
@@ -120,9 +163,10 @@ class RowChecks:
         evidence = self.evidence
         spans = []
         for tp in (TopicPartition(input_id, p) for p in range(evidence.partitions)):
-            origin = evidence.cursor_of(tp).next_offset
-            since = max(origin, evidence.generation.begin.get(tp, 0))
-            spans.append((tp.partition, origin, since, evidence.end.until.get(tp, 0)))
+            cursor = evidence.cursor_of(tp)
+            before = NULL if cursor.position is None else cursor.position
+            until = evidence.end.until.get(tp, 0)
+            spans.append((tp.partition, cursor.next_offset, evidence.begin_of(tp), until, before))
         has_several = len(of_source(evidence.settings.inputs, input_id.source)) > 1
         topic = literal(input_id.topic)
         return {
@@ -131,5 +175,5 @@ class RowChecks:
             "source_text": literal(input_id.source),
             "topic": topic,
             "of_part": "part['topic']" if has_several else topic,
-            "spans": values(("number", "origin", "since", "until"), spans),
+            "spans": values(("number", "origin", "since", "until", "before"), spans),
         }

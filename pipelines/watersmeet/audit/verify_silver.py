@@ -1,24 +1,21 @@
-"""Checks 4 and 5 of `verify`: silver is what bronze and the merge model make it, by pieces."""
+"""Check 5 of `verify`: silver is what bronze and the merge model make it, by pieces."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.audit.comparison import Row, as_rows, compare
-from watersmeet.audit.evidence import MAX_TIME, NULL, End, Evidence, Ints, numbers, read_table
+from watersmeet.audit.evidence import MAX_TIME, NULL, End, Evidence, read_table
 from watersmeet.audit.problems import Report
-from watersmeet.audit.verify_bronze import DECISION, Decided, Log, Records
+from watersmeet.audit.verify_bronze import Log, Records
 from watersmeet.audit.verify_model import Base, Derivation
 from watersmeet.audit.verify_rows import place, place_of
-from watersmeet.core.columns import row_values
 from watersmeet.core.correction_model import CorrectionPlace
 from watersmeet.core.inputs import InputId
 from watersmeet.core.model import NO_TENANT, MergeRules
@@ -36,14 +33,6 @@ def compared_columns(evidence: Evidence) -> list[str]:
     """Return the columns of silver that are compared with the model's."""
     silver = tables.layout(evidence.settings)[tables.SILVER]
     return silver.columns_but(*tables.CUT, *tables.JUDGED)
-
-
-class Ahead(NamedTuple):
-    """A head (ms) that bronze has not come to yet; if it never does, `what` is wrong, and where."""
-
-    head: int
-    what: str
-    where: str
 
 
 class PartitionCheck:
@@ -87,10 +76,6 @@ class PartitionCheck:
         self._erasing = erasing
         self._unequal: tuple[list[Row], list[Row]] = [], []
         """Rows that only silver has, and rows that only the model has."""
-        self._ahead: dict[InputId, list[Ahead]] = {input_id: [] for input_id in logs}
-        first = max(self.history_batch + 1, evidence.generation.from_batch)
-        self._last = {input_id: (first - 1, log.begin) for input_id, log in logs.items()}
-        """The last batch of each input, and the offset at which it ended."""
 
     # -- bronze
 
@@ -99,9 +84,6 @@ class PartitionCheck:
         log = self.logs[input_id]
         self.derived.arrive(input_id, log.arrived)
         log.arrived = []
-        if log.is_over:
-            self._check_heads(input_id, log)
-            log.drop(log.until)
         first, last = records.offset[:1], records.offset[-1:]
         if len(first):
             passed_over = log.passed_over(int(first[0]), int(last[0]) + 1)
@@ -124,7 +106,6 @@ class PartitionCheck:
         """
         if batches.start <= self.history_batch:
             return
-        self._check_progress(batches, progress)
         epoch = self.evidence.epochs.of(batches.start)
         end = End.of(progress.filter(pc.equal(progress["batch"], batches[-1])).to_pylist())
         self.derived.merge(epoch, end)
@@ -139,10 +120,6 @@ class PartitionCheck:
         for row in unfinished.to_pylist():
             self._check_state(row)
         self._compare(rows, self.derived.unfinished())
-        for input_id, log in self.logs.items():
-            self._check_heads(input_id, log)
-            for _, what, where in self._ahead[input_id]:
-                self.report["batches"].add(what, where)
         names = self.evidence.settings.input_names
         for difference in compare(*self._unequal, self.columns, self._key):
             tenant, key = difference.key
@@ -217,179 +194,9 @@ class PartitionCheck:
             what = f"the row is {state}, and it {what}"
             self.report["rows of silver"].add(what, place_of({**row, "partition": self.number}))
 
-    # -- batches against bronze
-
-    def _check_progress(self, batches: range, progress: pa.Table) -> None:
-        """Check that no batch is missing, that ranges follow one another, and that bronze bears out
-        positions, heads and clocks.
-
-        The clock is the smallest head. Every record whose position it has reached is passed, and no
-        other. A decision of the idle policy follows a record up to which the batch before the one
-        that it lets go on has come.
-        """
-        findings, p = self.report["batches"], self.number
-        every = {i: _of_input(progress, i).sort_by("batch") for i in self.logs}
-        known = sum(its.num_rows for its in every.values())
-        for input_id, its in every.items():
-            for what, decided in self._wrong_decisions(batches, input_id, its):
-                what = f"a decision after offset {decided.after_offset} {what}"
-                findings.add(what, f"idle_heartbeats: {input_id.topic}[{p}]")
-        for input_id, log in self.logs.items():
-            columns = {name: numbers(every[input_id][name], NULL) for name in _OF_BATCH}
-            topic = f"{input_id.topic}[{p}]"
-            for batch, what, offset in self._unlike(input_id, log, columns):
-                where = f"progress: batch {batch}, {topic}"
-                findings.add(what, where if offset is None else f"{topic}@{offset}")
-            if len(columns["batch"]):
-                until = int(columns["until_offset"][-1])
-                self._last[input_id] = int(columns["batch"][-1]), until
-                log.drop(until)
-        if known != progress.num_rows:
-            what = f"{progress.num_rows - known} rows are of no source of the lake"
-            findings.add(what, f"progress: partition {p}")
-        by_batch = defaultdict[int, list[dict[str, Any]]](list)
-        for row in progress.to_pylist():
-            by_batch[row["batch"]].append(row)
-        for batch in batches:
-            for what in self._wrong_in_batch(batch, by_batch[batch]):
-                findings.add(what, f"progress: batch {batch}, partition {p}")
-
-    def _wrong_in_batch(self, batch: int, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        """Yield what is wrong with the rows of a batch by themselves."""
-        if not rows:
-            yield "it is missing"
-            return
-        heads = [NULL if row["head"] is None else row["head"] for row in rows]
-        clocks = {NULL if row["clock"] is None else row["clock"] for row in rows}
-        for clock in sorted(clocks - {min(heads)}):
-            yield f"the clock is {clock}, and the smallest head {min(heads)}"
-        if len(rows) != len(self.logs):
-            yield f"there are {len(rows)} rows for {len(self.logs)} sources"
-        right = self.evidence.epochs.of(batch).number, self.evidence.generation.number
-        for actual in sorted({(row["epoch"], row["generation"]) for row in rows} - {right}):
-            what = "epoch and generation are {} and {}, and must be {} and {}"
-            yield what.format(*actual, *right)
-
-    def _wrong_decisions(
-        self, batches: range, input_id: InputId, progress: pa.Table
-    ) -> Iterator[tuple[str, Decided]]:
-        """Yield what is wrong with decisions of the idle policy that let these batches go on.
-
-        A decision follows the last record before the batch that it lets go on, and moves its input
-        on. (Where to depends on how far bronze was read of the others, which nothing says.)
-        """
-        log = self.logs[input_id]
-        names = ("batch", "from_offset", "until_offset")
-        ends = {batch: end for batch, *end in row_values(progress, *names)}
-        own = [each for each in log.decided if each.batch in batches]
-        themselves = {each[:3:2] for each in own if each.tenant is None}
-        for each, count in Counter(own).items():
-            since, until = ends.get(each.batch, (0, MAX_TIME))
-            if not since <= each.after_offset + 1 <= until:
-                yield f"is of batch {each.batch}", each
-            if count > 1:
-                yield f"is there {count} times", each
-            if each.tenant is not None and each[:3:2] not in themselves:
-                yield f"has a time of tenant {each.tenant!r} alone", each
-            if each.tenant is None and not _is_moved_by(log, each):
-                yield f"moves to {each.event_time}, and so does not move it", each
-        if batches[0] == self.evidence.generation.from_batch:
-            for each in self._foreign_decisions(log):
-                yield f"is of batch {each.batch}", each
-
-    def _foreign_decisions(self, log: Log) -> list[Decided]:
-        """Return decisions of no batch that is judged, and that were not read back either."""
-        known = self.evidence.own_batches
-        is_read_back = self.evidence.generation.kind == "sink"
-        decided = (each for each in log.decided if not (is_read_back and each.batch == NULL))
-        return [each for each in decided if each.batch not in known]
-
-    def _unlike(
-        self, input_id: InputId, log: Log, columns: Mapping[str, Ints]
-    ) -> Iterator[tuple[int, str, int | None]]:
-        """Yield the first batches that bronze does not bear out: number, what is wrong, and at
-        which offset.
-        """
-        entries = log.entries
-        batch, from_offset, until_offset, head, clock, position = itemgetter(*_OF_BATCH)(columns)
-        records = np.flatnonzero(entries.kind != DECISION)
-        offsets = np.append(entries.offset[records], MAX_TIME)
-        record_positions = np.append(entries.position[records], MAX_TIME)
-        consumed = np.searchsorted(offsets, until_offset)
-        ahead = np.searchsorted(record_positions, clock, side="right")
-        positions = np.append(log.before, entries.position)
-        # A decision that follows the last offset passed may have come before the batch or after it.
-        certain = np.maximum(
-            np.append(0, records + 1)[consumed], np.searchsorted(entries.offset, until_offset - 1)
-        )
-        least = positions[certain]
-        most = positions[np.searchsorted(entries.offset, until_offset)]
-        last, until = self._last[input_id]
-        follows = np.diff(batch, prepend=last)
-        is_torn = (follows == 1) & (from_offset != np.append(until, until_offset)[:-1])
-        is_torn |= follows == 0
-
-        def first(wrong: npt.NDArray[np.bool_]) -> list[int]:
-            """Return the index of the first true element; empty where none is true."""
-            return [int(j) for j in np.flatnonzero(wrong)[:1]]
-
-        for j in first(is_torn):
-            what = f"it begins at offset {from_offset[j]}, where the batch before it did not end"
-            yield int(batch[j]), what, None
-        for j in first(~np.isin(position, positions) | (position < least) | (position > most)):
-            yield int(batch[j]), f"the position is {position[j]}, and bronze gives {least[j]}", None
-        self._check_heads(input_id, log)
-        is_known = np.isin(head, positions)
-        is_wrong = ~is_known & (head <= positions[-1]) | (head < position)
-        is_wrong |= (head == clock) & (position < clock)
-        wrong = first(is_wrong)
-        for j in (*wrong, *np.flatnonzero(~is_wrong & (head > positions[-1])).tolist()):
-            what = f"the head is {head[j]}, and bronze has {least[j]} at offset {until_offset[j]}"
-            if j in wrong:
-                yield int(batch[j]), what, None
-            else:
-                where = f"progress: batch {batch[j]}, {input_id.topic}[{self.number}]"
-                self._ahead[input_id].append(Ahead(int(head[j]), what, where))
-        for j in first(ahead < consumed):
-            what = f"passed, with the clock at {clock[j]}, although the position is "
-            yield int(batch[j]), f"{what}{record_positions[ahead[j]]}", int(offsets[ahead[j]])
-        for j in first(record_positions[consumed] < clock + (head != clock)):
-            what = f"not passed, with the clock at {clock[j]}, although the position is "
-            position_there = record_positions[consumed[j]]
-            yield int(batch[j]), f"{what}{position_there}", int(offsets[consumed[j]])
-
-    def _check_heads(self, input_id: InputId, log: Log) -> None:
-        """Check the heads that bronze has come to since."""
-        positions = np.append(log.before, log.entries.position)
-        left = list[Ahead]()
-        for ahead in self._ahead[input_id]:
-            if ahead.head > positions[-1]:
-                left.append(ahead)
-            elif not np.isin(ahead.head, positions):
-                self.report["batches"].add(ahead.what, ahead.where)
-        self._ahead[input_id] = left
-
-
-def _is_moved_by(log: Log, decided: Decided) -> bool:
-    """Return True where a decision moves its input."""
-    entries = log.entries
-    before = np.append(log.before, entries.position)[:-1]
-    is_its = (entries.kind == DECISION) & (entries.offset == decided.after_offset)
-    is_its &= (entries.position == decided.event_time) & (before < decided.event_time)
-    return bool(is_its.any())
-
-
-_OF_BATCH: Final = ("batch", "from_offset", "until_offset", "head", "clock", "position")
 
 _OF_UNFINISHED: Final = ("due", "closed_at", "position", "source", "topic", "offset")
 """Columns that a row loses when a jump closes it."""
-
-
-def _of_input(rows: pa.Table, input_id: InputId) -> pa.Table:
-    is_its = pc.and_(
-        pc.equal(rows["source"], input_id.source), pc.equal(rows["topic"], input_id.topic)
-    )
-    return rows.filter(is_its.fill_null(False))
 
 
 def _for_model(rows: pa.Table) -> pa.Table:
