@@ -9,7 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.wired import MODES, publish_by, publish_stalled, run_by
+from tests.faults.wired import (
+    LONG_STALLS_S,
+    MODES,
+    STALLS_S,
+    publish_by,
+    publish_stalled,
+    run_by,
+)
 from tests.support import effort
 from watersmeet.dev import broker
 
@@ -51,4 +58,6 @@ def test_a_publisher_keeps_its_promise_when_its_broker_stands_still(
     own_broker: tuple[str, psutil.Process], seed: int
 ) -> None:
     mode = MODES[seed % len(MODES)]
-    assert publish_stalled(*own_broker, f"stalled-{seed}", mode, f"{seed}/stalled/{mode}") == []
+    longest_s = LONG_STALLS_S if effort.SEED else STALLS_S
+    seed_text = f"{seed}/stalled/{mode}"
+    assert publish_stalled(*own_broker, f"stalled-{seed}", mode, seed_text, longest_s) == []

@@ -3,7 +3,9 @@ whole pipeline on the embedded engine, in every delivery mode; and of a publishe
 stands still.
 
 `python -m tests.faults.wired --seeds 100 --seed 1` has so many of each, one after the other. What
-the clients are told to wait is short here, so that faults of a few seconds count.
+the clients are told to wait is short here, so that faults of a few seconds count; but where a
+broker stands still for up to 90 s, it is in part what they are told otherwise. `--kind stalled
+--mode exactly_once --seed 7 --seeds 1` repeats one.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,12 +59,32 @@ _QUICK = {
 }
 """What is shorter or smaller than it is otherwise."""
 
+_CHUNKS = {"watersmeet.kafka.publisher.CHUNK": 3}
+
+PATIENCE: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] = {
+    "little": (_QUICK, OPTIONS),
+    "some": (
+        {
+            **_CHUNKS,
+            "watersmeet.kafka.publisher.TRANSACTION_TIMEOUT_S": 40,
+            "watersmeet.kafka.publisher.LONGEST_S": 20,
+            "watersmeet.kafka.publisher.PRODUCE_TIMEOUT_S": 16,
+        },
+        {},
+    ),
+    "as it is": (_CHUNKS, {}),
+}
+"""What a publisher may wait, and the options of its clients: less than the shortest of long stalls;
+so that a stall outlives a transaction; and librdkafka's own, and the project's."""
+
+STALLS_S, LONG_STALLS_S = 6.0, 90.0
+
 
 @contextmanager
-def impatient() -> Iterator[None]:
+def impatient(changes: Mapping[str, Any] = _QUICK) -> Iterator[None]:
     """Inside, timeouts are short, and transactions are many."""
     with ExitStack() as patched:
-        for name, value in _QUICK.items():
+        for name, value in changes.items():
             patched.enter_context(patch(name, value))
         yield
 
@@ -79,8 +101,15 @@ class Attempts:
     """Whoever publishes numbered messages to a topic, and knows of them what the topic says (or, in
     `at_most_once`, what it has noted before)."""
 
-    def __init__(self, by: str, topic: str, mode: str, rng: random.Random) -> None:
-        kafka = KafkaSettings(bootstrap_servers=by, options=OPTIONS)
+    def __init__(
+        self,
+        by: str,
+        topic: str,
+        mode: str,
+        rng: random.Random,
+        options: Mapping[str, str] = OPTIONS,
+    ) -> None:
+        kafka = KafkaSettings(bootstrap_servers=by, options=options)
         is_transactional = mode == "exactly_once"
         self.publisher = Publisher(
             kafka, "wired", topic, 100_000, is_transactional=is_transactional
@@ -176,32 +205,59 @@ def publish_by(kafka: str, topic: str, mode: str, seed: str) -> list[str]:
 
 
 def publish_stalled(
-    kafka: str, process: psutil.Process, topic: str, mode: str, seed: str
+    kafka: str,
+    process: psutil.Process,
+    topic: str,
+    mode: str,
+    seed: str,
+    longest_s: float = LONG_STALLS_S,
 ) -> list[str]:
     """What a publisher alone breaks whose broker, this process, stands still at the moments of a
-    seed, between two of its requests or in their midst."""
+    seed, between two of its requests or in their midst; once for up to so many seconds."""
     rng = random.Random(seed)
-    moments = {rng.randint(1, 80): 6 * rng.random() ** 2 for _ in range(3)}
+    patience = rng.choice([*PATIENCE]) if longest_s > STALLS_S else "little"
+    changes, options = PATIENCE[patience]
+    moments = {rng.randint(1, 80): STALLS_S * rng.random() ** 2 for _ in range(2)}
+    moments[rng.randint(1, 40)] = rng.uniform(1, longest_s)
     reached = itertools.count(1)
+    begin_of = Publisher.begin
+    timers = list[threading.Timer]()
 
     def stall(_: str) -> None:
         """Instead of `watersmeet.faults.fault_point`."""
         seconds = moments.get(next(reached))
         if seconds is not None:
-            process.suspend()
-            threading.Timer(seconds, process.resume).start()
+            after_s = rng.choice([0, 0.03 * rng.random()])
+            its = [threading.Timer(after_s, process.suspend)]
+            its.append(threading.Timer(after_s + seconds, process.resume))
+            for timer in its:
+                timer.start()
+            timers.extend(its)
+
+    def begin(publisher: Publisher) -> None:
+        stall("begin")
+        begin_of(publisher)
 
     try:
-        with impatient(), patch("watersmeet.kafka.publisher.fault_point", stall):
-            problems = _published(kafka, kafka, topic, mode, seed)
+        with (
+            impatient(changes),
+            patch("watersmeet.kafka.publisher.fault_point", stall),
+            patch.object(Publisher, "begin", begin),
+        ):
+            problems = _published(kafka, kafka, topic, mode, seed, options)
     finally:
+        for timer in timers:
+            timer.cancel()
+            timer.join()
         process.resume()
-    return [*problems, str(moments)] if problems else []
+    return [*problems, f"{patience} patience", str(moments)] if problems else []
 
 
-def _published(kafka: str, by: str, topic: str, mode: str, seed: str) -> list[str]:
+def _published(
+    kafka: str, by: str, topic: str, mode: str, seed: str, options: Mapping[str, str] = OPTIONS
+) -> list[str]:
     create_topics(kafka, topic, partitions=PARTITIONS)
-    attempts = Attempts(by, topic, mode, random.Random(seed))
+    attempts = Attempts(by, topic, mode, random.Random(seed), options)
     with watched(kafka, topic, attempts.committing) as early:
         attempts.publish(40)
     problems = []
