@@ -29,13 +29,14 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from watersmeet.core.dead_letters import CODEC
-from watersmeet.core.sequence import Sequence, Tail
+from watersmeet.core.sequence import MESSAGES, Sequence, Tail
 from watersmeet.errors import (
     FencedError,
     ForeignMessageError,
     KafkaRequestError,
     KafkaTransientError,
     KafkaUnsettledError,
+    OpenTransactionError,
     PublishingError,
     TransactionTimeoutError,
     WatersmeetError,
@@ -104,6 +105,14 @@ Offsets = Mapping[int, int | None]
 """By partition, the offset of the last message that was sent, if the broker has reported it."""
 
 log = logging.getLogger("watersmeet.kafka")
+
+
+class _NotMeantError(Exception):
+    """The end of a transaction that was to be aborted."""
+
+
+def _give_up(_: Offsets) -> None:
+    raise _NotMeantError
 
 
 class Publisher:
@@ -205,9 +214,29 @@ class Publisher:
     def settled_bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
         """Return, by partition, the first offset and the end, once no transaction is open there.
 
-        This publisher's own ends with `begin`. Raises OpenTransactionError after a while.
+        This publisher's own ends with `begin`; one whose end a broker has lost ends here. Raises
+        OpenTransactionError after a while, where another producer's is open.
         """
-        return Cluster(self._kafka).settled_bounds(self._topic, partitions)
+        cluster = Cluster(self._kafka)
+        try:
+            return cluster.settled_bounds(self._topic, partitions)
+        except OpenTransactionError:
+            if not (self._is_transactional and self.has_begun):
+                raise
+            _, behind = cluster.bounds_and_unsettled(self._topic, range(partitions))
+            self._abort_in(behind)
+            return cluster.settled_bounds(self._topic, partitions)
+
+    def _abort_in(self, partitions: Iterable[int]) -> None:
+        """Abort a transaction with a message in each of these partitions.
+
+        Its end is that of an earlier one of this id, too, of which Kafka's coordinator knows that
+        it has ended, and the partition does not.
+        """
+        rows = [{"partition": p, "key": b"", "timestamp": 0} for p in partitions]
+        with suppress(_NotMeantError):
+            self.send([pa.Table.from_pylist(rows, MESSAGES)], _give_up)
+        self.begin()
 
     def send(
         self, messages: Iterable[pa.Table], check: Callable[[Offsets], None] = lambda _: None
