@@ -344,7 +344,8 @@ class ForeignMessageError(WatersmeetError):
 
 
 class LakeBehindError(WatersmeetError):
-    """A topic ends with a message of this lake of a time to which the lake has not merged."""
+    """A topic ends with a message of this lake of a time or an offset to which the lake has not
+    come."""
 
     def __init__(self, place: str, said: str, clock: str) -> None:
         super().__init__(

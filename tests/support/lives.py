@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,20 @@ class KilledError(Exception):
 
 
 @contextmanager
+def points_reached(by: Callable[[str], object]) -> Iterator[None]:
+    """Inside, this is called with each fault point that is reached, there."""
+    named = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("watersmeet.") and hasattr(module, "fault_point")
+    ]
+    with ExitStack() as patched:
+        for module in named:
+            patched.enter_context(patch.object(module, "fault_point", by))
+        yield
+
+
+@contextmanager
 def killed_at(point: str) -> Iterator[None]:
     """Inside, whoever reaches a fault point gets no further; it must be reached."""
     reached = []
@@ -43,14 +57,7 @@ def killed_at(point: str) -> Iterator[None]:
             reached.append(here)
             raise KilledError(point)
 
-    named = [
-        module
-        for name, module in sys.modules.items()
-        if name.startswith("watersmeet.") and hasattr(module, "fault_point")
-    ]
-    with ExitStack() as patched:
-        for module in named:
-            patched.enter_context(patch.object(module, "fault_point", fault_point))
+    with points_reached(fault_point):
         yield
     assert reached, f"{point} was not reached"
 

@@ -227,7 +227,8 @@ class Cluster:
                 raise OpenTransactionError(
                     f"{topic}[{behind[0]}] has an open transaction of another producer at offset "
                     f"{bounds[behind[0]][1]}, behind which nothing can be read",
-                    fix="try again when it has ended",
+                    fix="try again when it has ended; if Kafka itself has lost its end, end it by "
+                    "Kafka's `kafka-transactions.sh abort`",
                 )
             time.sleep(_LOOK_S)
 

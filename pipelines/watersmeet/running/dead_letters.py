@@ -46,6 +46,7 @@ from watersmeet.engine import Engine
 from watersmeet.errors import (
     ForeignMessageError,
     KafkaAccessError,
+    LakeBehindError,
     PublishingError,
     SinkReplacedError,
     TransactionTimeoutError,
@@ -283,7 +284,8 @@ class DeadLetters:
         ForeignMessageError
 
         - if the message does not name offsets of inputs of this lake;
-        - if the lake has noted anything, and an offset is beyond the records of the table.
+        - if the lake has noted anything, and an offset is beyond the records of the table: as
+          LakeBehindError where the message says that it is this lake's.
         """
         place = message.topic() or "", message.partition() or 0, message.offset() or 0
         noted_offsets = noted.get(place[1], {})
@@ -309,8 +311,15 @@ class DeadLetters:
                 for row in ends
                 if row["partition"] == place[1]
             }
-            if any(offset > lasts.get(input_id, -1) + 1 for input_id, offset in beyond.items()):
-                raise ForeignMessageError(*place, NEXT_OFFSETS)
+            for input_id, offset in beyond.items():
+                last = lasts.get(input_id)
+                if offset <= (-1 if last is None else last) + 1:
+                    continue
+                if text_of(dict(headers_of(message)), LIFE) != self._life:
+                    raise ForeignMessageError(*place, NEXT_OFFSETS)
+                said = f"offset {offset - 1} of {input_id.topic}"
+                end = "nothing" if last is None else f"offset {last}"
+                raise LakeBehindError(f"{self.topic}[{place[1]}]", said, end)
         largest = {
             input_id: max(offset, noted_offsets.get(input_id, 0))
             for input_id, offset in sent_offsets.items()
