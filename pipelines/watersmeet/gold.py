@@ -159,13 +159,16 @@ class Gold:
 
     def _still_there(self, noted: dict[int, Tail], empty: Collection[int]) -> dict[int, Tail]:
         """Return the last noted message of each partition, but of an `empty` one that has lost its
-        end, and not only what retention deletes, the last before that end.
+        end, and not only what retention deletes, the last before its first offset.
+
+        Behind that there may be what is left of transactions, which are aborted.
         """
-        ends = self._cluster.ends(self.sequence.topic, self.partitions) if empty else {}
-        for p in [p for p in empty if (noted[p].offset or -1) >= ends[p]]:
+        bounds = self._cluster.bounds(self.sequence.topic, self.partitions) if empty else {}
+        firsts = {p: bounds[p][0] for p in empty}
+        for p in [p for p in empty if _offset(noted[p]) >= firsts[p]]:
             noted = {q: tail for q, tail in noted.items() if q != p}
             noted |= self.sequence.noted(
-                self._sink, [("partition", "=", p), ("sink_offset", "<", ends[p])]
+                self._sink, [("partition", "=", p), ("sink_offset", "<", firsts[p])]
             )
         return noted
 
@@ -328,6 +331,11 @@ class Gold:
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
+
+
+def _offset(tail: Tail) -> int:
+    """Return the offset of a message; -1: not known."""
+    return -1 if tail.offset is None else tail.offset
 
 
 def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:

@@ -98,7 +98,10 @@ def test_of_two_copies_that_run_at_once_one_is_refused_and_one_goes_on(
     numbers."""
     rng = random.Random(f"two/{seed}")
     name, mode = f"two-{seed}", MODES[seed % 3 == 2]
-    more = {"publish__delivery": mode, "publish__quarantine_topic": f"{name}-bad"}
+    more: dict[str, Any] = {
+        "publish__delivery": mode,
+        "publish__quarantine_topic": f"{name}-bad",
+    }
     one = River.make(kafka, tmp_path / "one", name, seed=seed, **drawn(rng, name), **more)
     other = dataclasses.replace(one, folder=tmp_path / "other")
     copies = [one, other]

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.faults.elections import play
-from tests.kafka.messages import messages
 from tests.support import effort
-from tests.support.topics import consume, create_topics, settings_of
+from tests.support.rivers import Losses, River
+from tests.support.topics import published
 from tests.support.truncated import truncated
-from watersmeet.core.sequence import MERGED
 from watersmeet.kafka import cluster
-from watersmeet.kafka.publisher import Publisher, sequence_tail
 
 pytestmark = [
     pytest.mark.long,
@@ -22,29 +20,25 @@ pytestmark = [
 ]
 
 
-@pytest.mark.fault("broker")
+@pytest.mark.fault("broker", oracle=True)
 def test_of_a_transaction_whose_end_a_broker_has_lost_nothing_is_seen_and_all_is_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And what is left of it is not taken for what retention has deleted."""
     monkeypatch.setattr(cluster, "SETTLING_S", 0.5)
-    topic = "cut"
     with truncated(tmp_path / "broker") as own:
-        kafka = own.bootstrap_servers
-        create_topics(kafka, topic, partitions=2)
-        for keys, first_seq in (("ab", 0), ("cd", 2)):
-            made = Publisher(settings_of(kafka), topic, topic, 100_000)
-            made.begin()
-            made.send([messages(p, keys, first_seq=first_seq) for p in range(2)])
-        made.begin()  # as soon as Kafka's coordinator knows that the last one has ended
-        # Of one partition only the end is lost, of the other one the messages, too.
-        assert own.lose({(topic, 0): 5, (topic, 1): 3}) == {(topic, 0): 5, (topic, 1): 3}
-        made = Publisher(settings_of(kafka), topic, topic, 100_000)
-        made.begin()
-        tails = {p: sequence_tail(message, MERGED).seq for p, message in made.tails(2).items()}
-        assert tails == {0: 1, 1: 1}
-        made.send([messages(p, "cd", first_seq=2) for p in range(2)])
-        seen = [(m.partition(), m.key().decode()) for m in consume(kafka, topic, 2)]
-        assert seen == [(p, key) for p in range(2) for key in "abcd"]
+        river = River.make(own.bootstrap_servers, tmp_path / "river", "cut", partitions=1)
+        for _ in range(3):
+            river.flow()
+        river.finish()
+        river.finish()  # once Kafka's coordinator knows that the transaction has ended
+        _, end = cluster.Cluster(river.settings.kafka).bounds(river.sink, 1)[0]
+        assert own.lose({(river.sink, 0): end - 1}) == {(river.sink, 0): end - 1}
+        assert published(river.kafka, river.sink, 1) == []
+        river.flow()
+        river.finish()
+        assert river.losses() == Losses()
+        assert river.broken_promises() == []
 
 
 @pytest.mark.nightly

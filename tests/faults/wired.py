@@ -109,7 +109,7 @@ class Attempts:
         rng: random.Random,
         options: Mapping[str, str] = OPTIONS,
     ) -> None:
-        kafka = KafkaSettings(bootstrap_servers=by, options=options)
+        kafka = KafkaSettings(bootstrap_servers=by, options=dict(options))
         is_transactional = mode == "exactly_once"
         self.publisher = Publisher(
             kafka, "wired", topic, 100_000, is_transactional=is_transactional

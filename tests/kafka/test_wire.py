@@ -11,7 +11,7 @@ from tests.kafka.messages import messages
 from tests.kafka.test_publisher import publisher
 from tests.support.topics import consume, create_topics
 from tests.support.wire import Wire, wire
-from watersmeet.errors import FencedError, KafkaUnsettledError
+from watersmeet.errors import FencedError, KafkaTransientError, KafkaUnsettledError
 
 QUICK = {"socket.timeout.ms": "1000"}
 
@@ -102,3 +102,18 @@ def test_a_publisher_that_its_own_late_request_has_fenced_begins_again(
         with pytest.raises(FencedError):  # this was another one
             made.send([messages(0, "b", first_seq=1)])
     assert keys(kafka, sink) == "a"
+
+
+def test_a_publisher_that_a_begin_has_fenced_that_it_gave_up_begins_again(
+    kafka: str, sink: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with wire(kafka, "InitProducerId:1=mute:60 InitProducerId:1=again") as between:
+        made = publisher(between.bootstrap_servers, sink)
+        with monkeypatch.context() as impatient:
+            impatient.setattr("watersmeet.kafka.publisher.TIMEOUT_S", 0.5)
+            with pytest.raises(KafkaTransientError):
+                made.begin()
+        made.begin()
+        between.release()
+        with pytest.raises(KafkaUnsettledError, match="a late copy of this process's own request"):
+            made.send([messages(0, "a")])

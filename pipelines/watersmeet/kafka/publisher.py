@@ -166,12 +166,14 @@ class Publisher:
             transactional_id=self.transactional_id,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000,
         )
+        is_answered = False
         try:
             self._init_transactions(producer)
+            is_answered = not producer.trouble
         except _RAISED as error:
             raise self._failure(producer, _reason(error)) from None
         finally:
-            if producer.trouble:
+            if not is_answered:  # also where it has given up: what it asked is still under way
                 self._may_fence_itself_until = time.monotonic() + LATE_S
         self._producer = producer if self._is_transactional else self._made()
         fault_point("publisher.begin")
