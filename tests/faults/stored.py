@@ -1,5 +1,6 @@
 """Runs on an object store that lies (`tests.support.lying_store`), each by a seed: a lake on a real
-S3 server, by the embedded engine, with new records and sometimes a crash between its runs.
+S3 server, by the embedded engine, with new records and sometimes a crash between its runs; in a
+third of them, a process of a run is killed in the midst of a request (`--engine spark`: in all).
 
 `python -m tests.faults.stored --seeds 50 --first 1` tries so many, on a broker and a server of its
 own; a failure is said with its seed and with the lies that were told. `--lies TEXT` tells those
@@ -22,9 +23,11 @@ from unittest.mock import patch
 
 import tests.conftest  # noqa: F401  # quick starts
 from tests.faults.command import brokered, say
+from tests.faults.power import LAKES
+from tests.stores.spark_on_s3 import settings_of
 from tests.support.configurations import IDS
-from tests.support.lying_store import lying_store, random_lies
-from tests.support.rivers import Losses, River
+from tests.support.lying_store import Told, lying_store, random_death, random_lies
+from tests.support.rivers import EMBEDDED, ENGINES, FOLDER, Losses, River, until
 from tests.support.stores import BUCKET, Store, s3_store
 from watersmeet.errors import WatersmeetError, is_retriable
 
@@ -74,23 +77,31 @@ def _drawn(rng: random.Random, name: str) -> dict[str, Any]:
 
 
 def run_on(
-    kafka: str, store: Store, folder: Path, seed: int, lies: str | None = None, runs: int = 3
+    kafka: str,
+    store: Store,
+    folder: Path,
+    seed: int,
+    lies: str | None = None,
+    runs: int = 3,
+    lake: str = EMBEDDED,
 ) -> tuple[list[str], list[str]]:
     """What the runs on a store break that lies by a seed, and what happened."""
     rng = random.Random(f"stored/{seed}")
     name = f"stored-{seed}"
-    river = River.make(kafka, folder, name, partitions=1, seed=seed, **_drawn(rng, name))
+    more = _drawn(rng, name)
+    river = River.make(kafka, folder, name, lake=lake, partitions=1, seed=seed, **more)
     river.config |= {"lake": f"s3://{BUCKET}/{name}"}
     text = random_lies(rng, rng.randint(8, 24)) if lies is None else lies
+    if lies is None and (lake == FOLDER or rng.random() < 0.35):
+        text += " " + " ".join(random_death(rng) for _ in range(rng.randint(1, 2)))
     ends = list[str]()
     with _quick(), lying_store(store.endpoint, text) as told:
-        river.config["storage"] = store.storage() | {"AWS_ENDPOINT_URL": told.endpoint}
-        river.write()
+        _write(river, store, told.endpoint)
         for _ in range(rng.randint(1, runs)):
             river.flow(records=rng.choice([3, 12]))
-            ends += _run(river, rng)
-    river.config["storage"] = store.storage()
-    river.write()
+            is_apart = "dead" in text or lake == FOLDER
+            ends += _run_apart(river, told) if is_apart else _run(river, rng)
+    _write(river, store, store.endpoint)
     river.flow()
     river.finish()
     found = river.losses()
@@ -105,6 +116,27 @@ def _quick() -> Iterator[None]:
         for name, value in _QUICK.items():
             patched.enter_context(patch(name, value))
         yield
+
+
+def _write(river: River, store: Store, endpoint: str) -> None:
+    """The configuration asks for its lake at this address."""
+    river.config["storage"] = store.storage() | {"AWS_ENDPOINT_URL": endpoint}
+    if river.config["engine"] == ENGINES[FOLDER]:
+        river.config["spark"] = settings_of(store) | {"spark.hadoop.fs.s3a.endpoint": endpoint}
+    river.write()
+
+
+def _run_apart(river: River, told: Told) -> Iterator[str]:
+    """A run in a process of its own, which is killed where the store says so; how it ends."""
+    run = river.run("--once")
+    until(lambda: told.is_dead or run.process.poll() is not None, "the kill, or the end")
+    if told.is_dead:
+        run.kill()
+        told.death.unlink()
+        yield "killed"
+    elif run.wait():
+        said = run.said()
+        yield f"{FOR_GOOD if 'Traceback' in said else ''}{said}"
 
 
 def _run(river: River, rng: random.Random) -> Iterator[str]:
@@ -123,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Runs on an object store that lies.")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--engine", choices=LAKES, default="embedded")
     parser.add_argument("--lies", help="instead of those of the seed")
     options = parser.parse_args(arguments)
     failed = list[int]()
@@ -130,7 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in range(options.first, options.first + options.seeds):
             own = folder / f"seed-{seed}"
             try:
-                problems, happened = run_on(kafka, store, own, seed, options.lies)
+                problems, happened = run_on(
+                    kafka, store, own, seed, options.lies, lake=LAKES[options.engine]
+                )
             except Exception:
                 problems, happened = [traceback.format_exc()], []
             say(f"seed {seed}: {'fails' if problems else 'good'}")

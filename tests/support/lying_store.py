@@ -17,6 +17,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -32,7 +33,7 @@ from urllib.parse import unquote, urlsplit
 
 ROOT: Final = Path(__file__).parents[2]
 
-BUSY, CONFLICT, LOST, DONE_412, DONE_503, HALF, SHORT = (
+BUSY, CONFLICT, LOST, DONE_412, DONE_503, HALF, SHORT, DEAD, DONE_DEAD = (
     "503",
     "409",
     "lost",
@@ -40,6 +41,8 @@ BUSY, CONFLICT, LOST, DONE_412, DONE_503, HALF, SHORT = (
     "done-503",
     "half",
     "short",
+    "dead",
+    "done-dead",
 )
 LIES: Final = {
     BUSY: "the answer is 503 (SlowDown): the server is not asked",
@@ -50,6 +53,9 @@ LIES: Final = {
     DONE_503: "the server has done it, and the answer is 503",
     HALF: "the connection ends in the midst of the body",
     SHORT: "a list lacks the newest commit of the log",
+    DEAD: "no answer comes: whoever has asked is to be killed (`Told.is_dead`); the server is not "
+    "asked",
+    DONE_DEAD: "the same, and the server has done it",
 }
 _DRAWN: Final = {
     "commit": (10, 100, (BUSY, CONFLICT, LOST, LOST, DONE_412, DONE_412, DONE_503, DONE_503)),
@@ -70,6 +76,12 @@ _CODES: Final = {
     DONE_412: (412, "PreconditionFailed"),
     DONE_503: (503, "SlowDown"),
 }
+
+
+def random_death(rng: random.Random) -> str:
+    """A request in whose midst whoever asks is to be killed."""
+    request = rng.choice(["commit", "commit", "put", "get", "list"])
+    return f"{request}:{rng.randint(1, _DRAWN[request][1])}={rng.choice((DEAD, DONE_DEAD))}"
 
 
 class Lie(NamedTuple):
@@ -107,6 +119,8 @@ class LyingStore:
 
     server: str
     lies: Sequence[Lie]
+    death: Path
+    """A file that is made where whoever has asked is to be killed."""
     asked: Counter[str] = field(default_factory=Counter)
     """How many requests of a kind there were."""
     done: list[str] = field(default_factory=list)
@@ -165,6 +179,11 @@ class _Handler(BaseHTTPRequestHandler):
         if kind in (BUSY, CONFLICT):
             self._refuse(kind)
             return
+        if kind in (DEAD, DONE_DEAD):
+            if kind == DONE_DEAD:
+                self._ask(body)
+            self.store.death.touch()
+            threading.Event().wait()
         try:
             status, headers, content = self._ask(body)
         except (OSError, HTTPException):  # the server is away
@@ -235,10 +254,16 @@ class Told:
     """What a proxy has told once it has ended."""
 
     endpoint: str
+    death: Path
     lies: list[str] = field(default_factory=list)
     """Which lies, and of what."""
     asked: dict[str, int] = field(default_factory=dict)
     """How many requests of a kind there were."""
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether whoever has asked is to be killed."""
+        return self.death.exists()
 
 
 @contextmanager
@@ -247,20 +272,22 @@ def lying_store(server: str, lies: str = "") -> Iterator[Told]:
 
     It is a process of its own: delta-rs holds Python's lock while it waits for some answers.
     """
-    command = [sys.executable, "-m", "tests.support.lying_store", server, lies]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    told = Told(process.stdout.readline().strip())
-    try:
-        yield told
-    finally:
-        answer, _ = process.communicate(timeout=30)  # ends its standard input
-        vars(told).update(json.loads(answer))
+    with tempfile.TemporaryDirectory() as name:
+        death = Path(name, "death")
+        command = [sys.executable, "-m", "tests.support.lying_store", server, lies, str(death)]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        told = Told(process.stdout.readline().strip(), death)
+        try:
+            yield told
+        finally:
+            answer, _ = process.communicate(timeout=30)  # ends its standard input
+            vars(told).update(json.loads(answer))
 
 
-def main(server: str, lies: str) -> None:
-    store = LyingStore(server, [Lie.of(word) for word in lies.split()])
+def main(server: str, lies: str, death: str) -> None:
+    store = LyingStore(server, [Lie.of(word) for word in lies.split()], Path(death))
     handler = type("Handler", (_Handler,), {"store": store})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as proxy:
         sys.stdout.write(f"http://127.0.0.1:{proxy.server_address[1]}\n")

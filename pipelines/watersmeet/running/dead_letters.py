@@ -315,7 +315,7 @@ class DeadLetters:
                 last = lasts.get(input_id)
                 if offset <= (-1 if last is None else last) + 1:
                     continue
-                if text_of(dict(headers_of(message)), LIFE) != self._life:
+                if text_of(dict(headers_of(message)), LIFE) not in {self._life} - {""}:
                     raise ForeignMessageError(*place, NEXT_OFFSETS)
                 said = f"offset {offset - 1} of {input_id.topic}"
                 end = "nothing" if last is None else f"offset {last}"
