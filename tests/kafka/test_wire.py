@@ -107,6 +107,7 @@ def test_a_publisher_that_its_own_late_request_has_fenced_begins_again(
 def test_a_publisher_that_a_begin_has_fenced_that_it_gave_up_begins_again(
     kafka: str, sink: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    publisher(kafka, sink).begin()  # now the coordinator is there, and nothing is tried again
     with wire(kafka, "InitProducerId:1=mute:60 InitProducerId:1=again") as between:
         made = publisher(between.bootstrap_servers, sink)
         with monkeypatch.context() as impatient:
