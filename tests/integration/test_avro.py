@@ -217,6 +217,7 @@ def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(
     here(river, "explain", "a")
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("K60")
 def test_records_of_schemas_beyond_those_that_a_source_takes_are_refused_for_good(
     kafka: str, tmp_path: Path, registry: TestRegistry, monkeypatch: pytest.MonkeyPatch

@@ -178,6 +178,7 @@ def test_a_sink_that_was_made_of_other_topics_is_refused(
     goes_on(life)
 
 
+@pytest.mark.nightly
 def test_a_sink_that_was_made_of_a_topic_that_was_made_again_is_refused(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -241,6 +242,7 @@ def ends_with_each_once(life: CorrectedLife) -> None:
     life.check()
 
 
+@pytest.mark.nightly
 def test_corrections_of_another_life_are_refused(kafka: str, tmp_path: Path) -> None:
     other = corrected(kafka, tmp_path / "other")
     life = corrected(kafka, tmp_path / "life")
@@ -266,6 +268,7 @@ def test_a_lost_lake_goes_on_with_its_corrections_or_not_at_all(
     ends_with_each_once(life)
 
 
+@pytest.mark.nightly
 def test_a_lost_lake_without_its_last_corrections_is_refused(kafka: str, tmp_path: Path) -> None:
     life = corrected(kafka, tmp_path)
     delete_records(kafka, life.topic, 0, -1)

@@ -114,6 +114,7 @@ def test_a_second_lake_sends_its_own_letters_to_a_common_topic(kafka: str, tmp_p
     assert sorted(sent) == sorted(expected)
 
 
+@pytest.mark.nightly
 @pytest.mark.fault("lost")
 def test_a_lake_that_is_taken_up_goes_on_behind_its_letters(kafka: str, tmp_path: Path) -> None:
     life = Life.make(kafka, tmp_path)

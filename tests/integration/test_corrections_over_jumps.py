@@ -102,6 +102,7 @@ def test_a_topic_of_corrections_made_again_gets_what_all_generations_have_publis
     life.check()
 
 
+@pytest.mark.nightly
 def test_a_jump_back_of_a_lake_that_corrects_no_more_repeats_no_correction(
     kafka: str, tmp_path: Path
 ) -> None:

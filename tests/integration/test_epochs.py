@@ -131,6 +131,7 @@ def test_a_change_is_shown_before_it_is_made(kafka: str, tmp_path: Path) -> None
     assert evolve(river)["changes"] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("begins_with_tenants", [False, True])
 def test_whether_a_lake_has_tenants_is_no_change_that_can_be_made(
     kafka: str, tmp_path: Path, *, begins_with_tenants: bool
@@ -365,6 +366,7 @@ def test_a_predicate_changes_and_every_row_keeps_the_one_that_judged_it_also_in_
         here(river, *command)
 
 
+@pytest.mark.nightly
 def test_the_timeout_stays_until_messages_of_a_lost_lake_are_past(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -464,6 +466,7 @@ def rules_told(river: River) -> set[str]:
     }
 
 
+@pytest.mark.nightly
 def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(
     kafka: str, tmp_path: Path
 ) -> None:

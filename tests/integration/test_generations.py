@@ -55,6 +55,7 @@ def new_sink(life: Life) -> None:
     life.configure("publish.topic", name)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("B120")
 @pytest.mark.fault("jumps", "kill", "rules")
 @pytest.mark.parametrize(
@@ -168,6 +169,7 @@ def test_a_redriven_record_and_the_refused_one_are_never_both_merged(
     life.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("B121")
 @pytest.mark.fault("lost", "rules")
 @pytest.mark.parametrize(
@@ -232,6 +234,7 @@ def test_a_jump_that_was_cut_short_after_bronze_had_read_changes_no_answer(
     life.check()
 
 
+@pytest.mark.nightly
 def test_a_rebuild_is_compared_with_the_generation_that_it_is_of(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -348,6 +351,7 @@ def test_a_key_that_was_forgotten_does_not_come_back_where_keep_has_deleted_its_
         assert "a" not in keys
 
 
+@pytest.mark.nightly
 def test_a_jump_after_a_change_to_a_window_closes_nothing_that_is_out(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -458,6 +462,7 @@ def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: P
     life.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("point", IN_BEGINNING)
 def test_a_start_from_the_sink_that_is_cut_short_is_made_again(
     kafka: str, tmp_path: Path, point: str
@@ -510,6 +515,7 @@ def taken_up(kafka: str, folder: Path) -> Life:
     return life
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("B120")
 @pytest.mark.fault("jumps", "lost")
 def test_a_lake_that_was_taken_up_does_not_jump_before_where_it_began(
@@ -526,6 +532,7 @@ def test_a_lake_that_was_taken_up_does_not_jump_before_where_it_began(
     life.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("N22")
 @pytest.mark.fault("lost")
 def test_a_run_goes_on_only_once_a_deleted_table_is_back(kafka: str, tmp_path: Path) -> None:

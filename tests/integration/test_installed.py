@@ -52,7 +52,7 @@ class Installed:
         return done.stderr if exit_code else done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_wheel_alone_says_what_it_lacks_and_with_a_broker_runs_the_demo(tmp_path: Path) -> None:
     installed = Installed(tmp_path)
     installed.install()

@@ -95,6 +95,7 @@ def test_corrections_go_on_after_the_loss_of_a_lake(kafka: str, tmp_path: Path) 
     life.check()
 
 
+@pytest.mark.nightly
 def test_what_is_settled_before_a_lake_is_lost_and_not_published_is_published_then(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_jump_back_merges_nothing_again_that_a_correction_has(kafka: str, tmp_
     life.check()
 
 
+@pytest.mark.nightly
 def test_commands_know_the_corrections_of_a_lake_that_makes_none_any_more(
     kafka: str, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def asked(river: River, *command: str, exit_code: int = 0) -> Any:
     return json.loads(here(river, *command, "--json", exit_code=exit_code))
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_a_record_of_the_year_11476_is_redriven_once(far: River) -> None:
     redrive = ("redrive", "--reason", "undecodable")
@@ -132,6 +133,7 @@ def test_a_record_of_the_year_11476_is_redriven_once(far: River) -> None:
     assert [row["before"] for row in asked(far, *redrive)["records"]] == [1, 1]
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_a_topic_with_records_of_the_year_11476_may_move(far: River) -> None:
     for source in SOURCES:

@@ -132,6 +132,7 @@ def test_status_and_explain_name_each_topic(river: River) -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_refused_records_go_back_to_their_own_topics(river: River) -> None:
     web, app, _ = river.inputs
     sent = {web: 2, app: 1, "orders": 0}
