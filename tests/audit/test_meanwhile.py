@@ -63,7 +63,7 @@ def batch(settings: Settings) -> None:
 
 def keep(settings: Settings) -> None:
     before = rows(settings, tables.bronze("orders"))
-    for table in (*map(tables.bronze, settings.sources), tables.SILVER, tables.LATE):
+    for table in (*map(tables.bronze, settings.sources), tables.SILVER):
         expire(owner(settings), settings, table)
     assert rows(settings, tables.bronze("orders")) < before
 
@@ -255,7 +255,7 @@ CUT: list[tuple[str, Callable[[Settings], Callable[[Owner], object]], str, str]]
 @pytest.mark.fault("jumps", "kill")
 @pytest.mark.parametrize(
     ("name", "command", "operation", "table"),
-    CUT,
+    first_then_nightly(CUT),
     ids=[f"{name}, {table}" for name, _, _, table in CUT],
 )
 def test_a_jump_whose_consequences_are_missing_breaks_no_promise(

@@ -103,7 +103,8 @@ LEFT JOIN (SELECT DISTINCT source, topic, `partition`, after_offset, decided_at
     FROM idle_heartbeats WHERE tenant IS NULL AND generation = {generation}) o
     ON o.source = i.source AND o.topic = i.topic AND o.`partition` = i.`partition`
     AND o.after_offset = i.after_offset AND o.decided_at = i.decided_at
-WHERE i.generation = {generation} AND coalesce(i.batch, {read_back}) NOT BETWEEN {since} AND {history}
+WHERE i.generation = {generation} AND (i.batch IS NOT NULL OR NOT {is_read_back})
+    AND coalesce(i.batch, -1) NOT BETWEEN {since} AND {history}
 GROUP BY i.source, i.topic, i.`partition`, i.batch, i.after_offset, i.event_time, i.decided_at,
     i.tenant, p.from_offset, p.until_offset, o.after_offset
 HAVING count(*) > 1 OR o.after_offset IS NULL OR p.from_offset IS NULL

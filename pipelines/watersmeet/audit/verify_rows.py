@@ -94,8 +94,8 @@ class RowChecks:
             findings.add(row["what"], _place_of_batch(row, row["topic"]))
         batches = {"since": generation.from_batch, "history": evidence.history_batch}
         # A lost lake's decisions, which were read back, are of no batch.
-        batches |= {"read_back": generation.from_batch if generation.kind == "sink" else -1}
-        for row in self._rows("decisions", **batches):
+        is_read_back = str(generation.kind == "sink").upper()
+        for row in self._rows("decisions", is_read_back=is_read_back, **batches):
             findings.add(row["what"], f"idle_heartbeats: {row['topic']}[{row['partition']}]")
 
     def _check_positions(self, input_id: InputId) -> None:
