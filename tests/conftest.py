@@ -100,6 +100,7 @@ session of their own."""
 TAKE_LONGEST = (
     *(
         SPARK,
+        "test_memory",
         "faults",
         "installed",
         "lower_bounds",

@@ -44,6 +44,7 @@ def jump(lake: CaseLake) -> None:
     lake.jump({tp: max(0, at.next_offset + (2 if tp.partition % 2 else -3)) for tp, at in cursors})
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @pytest.mark.parametrize(
     "has_reset",

@@ -72,7 +72,7 @@ def test_a_correction_that_the_lake_did_not_send_ends_a_run_that_names_it(
 
 
 @pytest.mark.fault("kill", "lost")
-@pytest.mark.parametrize("lost", [False, True], ids=["living", "taken up"])
+@pytest.mark.parametrize("lost", first_then_nightly([True, False]), ids=["taken up", "living"])
 def test_a_message_that_a_crash_kept_from_being_noted_is_the_lakes(
     kafka: str, tmp_path: Path, lost: bool
 ) -> None:

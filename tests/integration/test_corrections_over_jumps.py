@@ -55,6 +55,7 @@ def test_what_a_jump_back_finds_unpublished_is_corrected_anew(kafka: str, tmp_pa
     life.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("B123")
 def test_what_a_jump_on_finds_unpublished_stays_closed(kafka: str, tmp_path: Path) -> None:
     life, numbers = unpublished(kafka, tmp_path)

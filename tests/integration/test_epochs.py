@@ -504,6 +504,7 @@ def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(
     is_sound(river, "redriven")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "lake",
     [

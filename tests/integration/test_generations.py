@@ -83,6 +83,7 @@ def test_a_jump_back_after_a_change_of_rules_that_is_cut_short_makes_nothing_lat
     life.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("B121")
 @pytest.mark.fault("jumps", "lost")
 def test_a_lost_lake_is_not_taken_up_from_before_a_jump(kafka: str, tmp_path: Path) -> None:
@@ -218,6 +219,7 @@ def test_silver_that_starts_before_bronze_has_begun_waits_for_it(
     life.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("B120")
 @pytest.mark.fault("jumps", "kill")
 def test_a_jump_that_was_cut_short_after_bronze_had_read_changes_no_answer(

@@ -101,8 +101,8 @@ CASES = [
     if (table, how) != (tables.PUBLISHED, copied)
 ]
 CASES.append((EMBEDDED, tables.LEASES, restored))
-FOR_EVERY_SUBMISSION = CASES[:5:4]
-"""Bronze as it was copied before, and silver that was deleted."""
+FOR_EVERY_SUBMISSION = CASES[4:5]
+"""Silver that was deleted."""
 
 
 @pytest.mark.parametrize(

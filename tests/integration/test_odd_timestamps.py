@@ -141,6 +141,7 @@ def test_a_topic_with_records_of_the_year_11476_may_move(far: River) -> None:
     assert asked(far, "validate")["ok"] is True
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_every_command_answers_of_records_of_the_year_11476(far: River) -> None:
     for command in (

@@ -40,6 +40,7 @@ def test_nobody_else_may_read_what_a_command_makes(kafka: str, tmp_path: Path) -
     assert any(mode & 0o040 for mode in made.values()), "a group may, where the umask says so"
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @pytest.mark.usefixtures("umask")
 def test_nobody_else_may_read_what_a_session_of_spark_makes(tmp_path: Path) -> None:

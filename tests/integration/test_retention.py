@@ -33,6 +33,7 @@ def counts(river: River) -> dict[str, int]:
     }
 
 
+@pytest.mark.nightly
 def test_a_lake_stays_small_and_keeps_every_promise(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "rows-that-end", keep=KEEP)
     for _ in range(4):

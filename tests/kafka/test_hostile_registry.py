@@ -144,6 +144,7 @@ def test_a_schema_that_is_too_large_is_the_records_fate() -> None:
         assert len(registry[1]) == 2**20 + 1, "and the lake keeps no more of it"
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_any_number_of_large_schemas_takes_little_memory() -> None:
     fields = [{"name": f"a{n}", "type": "int"} for n in range(30_000)]

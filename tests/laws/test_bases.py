@@ -26,7 +26,7 @@ from tests.laws.test_tenants import with_rules
 from tests.support.cases import Case
 from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
-from tests.support.effort import seeds
+from tests.support.effort import first_then_nightly, seeds
 from tests.support.lakes import CaseLake
 from tests.support.tenants import Window, merge_of, tenant_case
 from watersmeet.ask.explain import explain
@@ -112,7 +112,7 @@ def test_corrections_and_late_duplicates_are_derived_from_a_base_exactly(
 
 @pytest.mark.long
 @quickly
-@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("seed", first_then_nightly(seeds(2)))
 @pytest.mark.parametrize("name", ["timeouts", "tenants"])
 def test_what_is_left_is_judged_and_derived_again_whatever_came(
     new_lake: MakeLake, tmp_path: Path, name: str, seed: int

@@ -100,6 +100,7 @@ def test_a_batch_that_is_cut_off_is_there_as_a_whole_or_not_and_a_fenced_owner_c
     ], "each is noted once"
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("C24")
 @pytest.mark.fault("kill", "owners", "memory", oracle=True)
 @pytest.mark.long

@@ -468,6 +468,7 @@ def test_what_is_left_of_tenants_can_be_verified_and_derived_again(
     assert is_derived_again(lake, tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_what_is_broken_above_a_floor_is_found(lake: CaseLake, kind: str) -> None:
