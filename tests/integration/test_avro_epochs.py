@@ -165,6 +165,7 @@ def spark_reads(spark: SparkSession, river: River) -> None:
     }
 
 
+@pytest.mark.nightly
 def test_writers_of_a_registry_are_read_by_the_schema_of_each_epoch(
     kafka: str, tmp_path: Path, registry: Any
 ) -> None:

@@ -254,6 +254,7 @@ def test_corrections_of_another_life_are_refused(kafka: str, tmp_path: Path) -> 
     ends_with_each_once(life)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("change", first_then_nightly(["none", "new"]))
 def test_a_lost_lake_goes_on_with_its_corrections_or_not_at_all(
     kafka: str, tmp_path: Path, change: str

@@ -558,6 +558,7 @@ def test_a_run_goes_on_only_once_a_deleted_table_is_back(kafka: str, tmp_path: P
     life.check()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("N18")
 @pytest.mark.fault("jumps", "topics")
 def test_a_sink_that_is_made_again_gets_what_all_generations_have_published(

@@ -169,6 +169,7 @@ def test_a_jump_back_counts_no_late_record_that_repeats_what_is_out(
     life.check()
 
 
+@pytest.mark.nightly
 def test_a_jump_back_merges_nothing_again_that_a_correction_has(kafka: str, tmp_path: Path) -> None:
     """The merge record was too large, and is out as a correction alone."""
     life = CorrectedLife.begin(kafka, tmp_path, publish__max_bytes="1KiB")
