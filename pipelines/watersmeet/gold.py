@@ -164,11 +164,13 @@ class Gold:
         Behind that there may be what is left of transactions, which are aborted.
         """
         bounds = self._cluster.bounds(self.sequence.topic, self.partitions) if empty else {}
-        firsts = {p: bounds[p][0] for p in empty}
-        for p in [p for p in empty if _offset(noted[p]) >= firsts[p]]:
+        for p in empty:
+            first, last = bounds[p][0], noted[p].offset
+            if last is None or last < first:
+                continue
             noted = {q: tail for q, tail in noted.items() if q != p}
             noted |= self.sequence.noted(
-                self._sink, [("partition", "=", p), ("sink_offset", "<", firsts[p])]
+                self._sink, [("partition", "=", p), ("sink_offset", "<", first)]
             )
         return noted
 
@@ -331,11 +333,6 @@ class Gold:
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
-
-
-def _offset(tail: Tail) -> int:
-    """Return the offset of a message; -1: not known."""
-    return -1 if tail.offset is None else tail.offset
 
 
 def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:

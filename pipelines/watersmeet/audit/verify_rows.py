@@ -49,9 +49,9 @@ class RowChecks:
         since = evidence.generation.from_batch
         first = max(evidence.history_batch + 1, since)
         begin = max(evidence.history_batch, since)
-        self._batches = {"begin": begin, "first": first}
-        self._batches |= {"last": evidence.last_batch, "generation": evidence.generation.number}
-        self._own = f"batch >= {first} AND batch <= {evidence.last_batch}"
+        last, generation = evidence.last_batch, evidence.generation.number
+        self._batches = {"begin": begin, "first": first, "last": last, "generation": generation}
+        self._own = f"batch >= {first} AND batch <= {last}"
         self.erasing = set[tuple[int, str, str]]()
 
     def check(self) -> None:

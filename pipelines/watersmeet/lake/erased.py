@@ -58,7 +58,7 @@ def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
     was_keyed = pc.is_valid(rows["merge_key"])
     is_refused = pc.is_valid(rows["reason"])
     changed = {
-        **dict.fromkeys(name for name in tables.PERSONAL if name in rows.column_names),
+        **tables.emptied(rows.column_names),
         "heartbeat": pc.or_(rows["heartbeat"], pc.and_(erased_mask, was_keyed)),
         "detail": pc.if_else(pc.and_(erased_mask, is_refused), FORGOTTEN, rows["detail"]),
     }

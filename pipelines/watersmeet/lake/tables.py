@@ -5,7 +5,7 @@ Timestamps are UTC; event times are whole milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -89,7 +89,7 @@ CUT = ("batch", "generation")
 JUDGED = ("valid", "has_message")
 """Columns of silver that follow from what the user's expressions make of a row."""
 PERSONAL = (*KEYED_BY, "merge_key", ID.name)
-"""Columns of bronze that `forget` empties."""
+"""Columns of bronze that `forget` empties (`emptied`)."""
 
 APPLICATION = "watersmeet"
 DELETING = "watersmeet-delete"
@@ -180,6 +180,11 @@ class Table:
 def bronze(source: str) -> str:
     """Return the name of a source's bronze table."""
     return f"bronze_{source}"
+
+
+def emptied(names: Collection[str]) -> dict[str, None]:
+    """Return what `forget` makes of the columns of bronze with these names that it empties."""
+    return dict.fromkeys(name for name in PERSONAL if name in names)
 
 
 def application_of(settings: Settings, input_id: InputId) -> str:

@@ -446,8 +446,7 @@ def _blank(
     owner: Owner, input_id: InputId, places: Places, changed: Mapping[str, str | bool]
 ) -> None:
     table = tables.bronze(input_id.source)
-    names = owner.engine.lake.schema(table).names
-    values = {**dict.fromkeys(name for name in tables.PERSONAL if name in names), **changed}
+    values = {**tables.emptied(owner.engine.lake.schema(table).names), **changed}
     [here] = of_topic(input_id)
     in_order = sorted(places)
     for begin in range(0, len(in_order), ROWS):

@@ -311,14 +311,14 @@ class DeadLetters:
                 for row in ends
                 if row["partition"] == place[1]
             }
+            is_own = text_of(dict(headers_of(message)), LIFE) == self._life != ""
             for input_id, offset in beyond.items():
-                last = lasts.get(input_id)
-                if offset <= (-1 if last is None else last) + 1:
+                if offset <= lasts.get(input_id, -1) + 1:
                     continue
-                if text_of(dict(headers_of(message)), LIFE) not in {self._life} - {""}:
+                if not is_own:
                     raise ForeignMessageError(*place, NEXT_OFFSETS)
                 said = f"offset {offset - 1} of {input_id.topic}"
-                end = "nothing" if last is None else f"offset {last}"
+                end = f"offset {lasts[input_id]}" if input_id in lasts else "nothing"
                 raise LakeBehindError(f"{self.topic}[{place[1]}]", said, end)
         largest = {
             input_id: max(offset, noted_offsets.get(input_id, 0))
