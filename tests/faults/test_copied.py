@@ -90,7 +90,7 @@ def run_at_once(first: River, second: River, at: int, *, stands_still: bool) -> 
         assert isinstance(failure, (FencedError, LakeBehindError)), repr(failure)
 
 
-@pytest.mark.parametrize("seed", first_then_nightly(range(50), 1))
+@pytest.mark.parametrize("seed", first_then_nightly(range(50)))
 def test_of_two_copies_that_run_at_once_one_is_refused_and_one_goes_on(
     kafka: str, tmp_path: Path, seed: int
 ) -> None:

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.cases import Case, expected_silver, heartbeat, keyed
 from tests.support.configurations import settings_for
+from tests.support.effort import first_then_nightly
 from tests.support.lakes import CaseLake
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.engine.spark import SparkEngine
@@ -68,9 +69,7 @@ def below(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(
-    "name", [*GOOD[:6], *(pytest.param(name, marks=pytest.mark.nightly) for name in GOOD[6:])]
-)
+@pytest.mark.parametrize("name", first_then_nightly(GOOD, 6))
 def test_the_embedded_engine_works_in_a_folder_of_this_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / f"x{name}y"
     folder.mkdir()
