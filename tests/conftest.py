@@ -52,6 +52,7 @@ process of a run."""
 SPARK_TESTS = (
     "tests/ask/test_sql.py",
     "tests/faults/test_lives.py",
+    "tests/faults/test_power.py::test_after_power_cuts_at_any_moment_a_start_goes_on_by_itself_and_exactly[folder",
     "tests/integration/test_analyst_docs.py",
     "tests/integration/test_catalogs.py",
     "tests/integration/test_cli.py",

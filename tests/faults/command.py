@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from pyspark.sql import SparkSession
 
 from tests.support.standalone import end
 from tests.support.wire import TRIED_AGAIN, Wire, random_faults, wire
 from watersmeet.dev import broker
+from watersmeet.engine.session import spark_session
 
 WIRE_FAULTS, WIRE_LONGEST_S = 20, 1.0
 """How many faults a wire has, and how long the longest takes: less than what commands wait out."""
@@ -27,6 +29,12 @@ WIRE_FAULTS, WIRE_LONGEST_S = 20, 1.0
 def is_on(name: str) -> bool:
     """Whether `make` was told `NAME=1`."""
     return os.environ.get(name, "0") == "1"
+
+
+def session_for(engine: str) -> SparkSession | None:
+    """The session for the undisturbed runs of an engine, where it is Spark."""
+    is_spark = engine == "spark"
+    return spark_session({"spark.sql.shuffle.partitions": "2"}) if is_spark else None
 
 
 @contextmanager

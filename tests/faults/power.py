@@ -4,7 +4,7 @@
 said with its seed, and with what the cut took. Each seed is a lake, and some runs on it, whose
 power goes at some call that makes, names or syncs a file (`tests.support.forgetful`), or just after
 the run has ended. At the end an undisturbed run takes what is left, and tables, topics and promises
-are compared with the merge model.
+are compared with the merge model, by what the seed's delivery mode promises.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pyspark.sql import SparkSession
+
 import tests.conftest  # noqa: F401  # quick starts
-from tests.faults.command import brokered, say
+from tests.faults.command import brokered, say, session_for
+from tests.faults.wired import MODES, broken_by
 from tests.support.configurations import IDS
 from tests.support.forgetful import ForgetfulFolder
-from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
+from tests.support.rivers import EMBEDDED, FOLDER, River, until
 from tests.support.topics import Access
 
 LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
@@ -105,15 +108,21 @@ class PowerCuts:
 
     river: River
     rng: random.Random
+    mode: str
     told: list[str] = field(default_factory=list)
     calls: int = CALLS
 
     @classmethod
-    def begin(cls, kafka: Access, folder: Path, lake: str, seed: int) -> PowerCuts:
+    def begin(
+        cls, kafka: Access, folder: Path, lake: str, seed: int, spark: SparkSession | None
+    ) -> PowerCuts:
         """A new lake: the seed says of which kind."""
-        rng = random.Random(f"power/{lake}/{seed}")
+        rng, mode = random.Random(f"power/{lake}/{seed}"), MODES[seed % len(MODES)]
         name = f"power-{lake}-{seed}-{time.monotonic_ns() % 10**6}"
-        return cls(River.make(kafka, folder, name, lake=lake, seed=seed, **drawn(rng, name)), rng)
+        more = {"publish__delivery": mode, **drawn(rng, name)}
+        river = River.make(kafka, folder, name, lake=lake, seed=seed, **more)
+        river.spark = spark
+        return cls(river, rng, mode)
 
     def cut(self) -> None:
         """A run, or `maintain`, whose power goes."""
@@ -132,17 +141,20 @@ class PowerCuts:
         """What is wrong at the end."""
         self.river.flow()
         self.river.finish()
-        found = self.river.losses()
-        problems = [] if found == Losses() else [f"{found}"]
-        return problems + self.river.broken_promises()
+        return broken_by(self.river, self.mode)
 
 
 def cut_again_and_again(
-    kafka: Access, folder: Path, lake: str, seed: int, cuts: int = 6
+    kafka: Access,
+    folder: Path,
+    lake: str,
+    seed: int,
+    cuts: int = 6,
+    spark: SparkSession | None = None,
 ) -> PowerCuts:
     """The life of a lake with power cuts; raises AssertionError where something is lost, repeated,
-    or not said rightly."""
-    power = PowerCuts.begin(kafka, folder, lake, seed)
+    or not said rightly. `spark`: for undisturbed runs with Spark."""
+    power = PowerCuts.begin(kafka, folder, lake, seed, spark)
     try:
         for _ in range(power.rng.randint(1, cuts)):
             power.cut()
@@ -160,13 +172,15 @@ def main() -> None:
     parser.add_argument("--engine", choices=LAKES, default="embedded")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--cuts", type=int, default=6, help="of a seed, at most")
     arguments = parser.parse_args()
+    lake, spark = LAKES[arguments.engine], session_for(arguments.engine)
     failed = list[int]()
     with brokered() as (kafka, folder):
         for seed in range(arguments.first, arguments.first + arguments.seeds):
             own = folder / f"seed-{seed}"
             try:
-                power = cut_again_and_again(kafka, own, LAKES[arguments.engine], seed)
+                power = cut_again_and_again(kafka, own, lake, seed, arguments.cuts, spark)
                 spoiled = sum(line.startswith(" ") for line in power.told)
                 cuts = len(power.told) - spoiled
                 say(f"seed {seed}: good, {cuts} power cuts, {spoiled} files spoiled or gone")

@@ -12,6 +12,7 @@ import pytest
 from tests.faults.power import cut_again_and_again, not_durable
 from tests.support import effort
 from tests.support.forgetful import HAS_COMPILER, WHY, ForgetfulFolder
+from tests.support.lakes import OpenSpark
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 from watersmeet.audit.verify import verify
 from watersmeet.lake.location import Lake
@@ -53,14 +54,13 @@ def test_what_a_layer_goes_on_from_is_on_the_disk_before_it_does(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("lake", "seed"),
-    effort.first_then_nightly(
-        [(lake, s) for lake, cases in ((EMBEDDED, 6), (FOLDER, 1)) for s in effort.seeds(cases)], 2
-    ),
+    [(lake, s) for lake, cases in ((EMBEDDED, 17), (FOLDER, 3)) for s in effort.seeds(cases)],
 )
 def test_after_power_cuts_at_any_moment_a_start_goes_on_by_itself_and_exactly(
-    lake: str, seed: int, kafka: str, tmp_path: Path
+    lake: str, seed: int, kafka: str, tmp_path: Path, open_spark: OpenSpark
 ) -> None:
-    cut_again_and_again(kafka, tmp_path, lake, seed, cuts=6 if effort.SEED else 2)
+    cuts, spark = 6 if effort.SEED else 2, open_spark() if lake == FOLDER else None
+    cut_again_and_again(kafka, tmp_path, lake, seed, cuts, spark)
 
 
 def test_verify_says_what_a_start_has_moved_aside(kafka: str, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Runs by a wire that lies (`tests.support.wire`), each by a seed: of a publisher alone, and of a
-whole pipeline on the embedded engine, in every delivery mode; and of a publisher whose broker
-stands still.
+whole pipeline, in every delivery mode; and of a publisher whose broker stands still.
 
 `python -m tests.faults.wired --seeds 100 --seed 1` has so many of each, one after the other. What
 the clients are told to wait is short here, so that faults of a few seconds count; but where a
@@ -27,13 +26,14 @@ from unittest.mock import patch
 import psutil
 import pyarrow as pa
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from pyspark.sql import SparkSession
 
 import tests.conftest  # noqa: F401  # quick starts
-from tests.faults.command import brokered, say
+from tests.faults.command import brokered, say, session_for
 from tests.kafka.messages import headers
 from tests.support.configurations import IDS
 from tests.support.repeating import repeating
-from tests.support.rivers import DEADLINE_S, River
+from tests.support.rivers import DEADLINE_S, EMBEDDED, FOLDER, River
 from tests.support.topics import client_options, consume, create_topics
 from tests.support.wire import random_faults, wire
 from watersmeet.core.sequence import MERGED, MESSAGES, SEQ
@@ -286,8 +286,15 @@ def _published(
 # -- a whole pipeline
 
 
-def run_by(kafka: str, folder: Path, name: str, mode: str, seed: str) -> list[str]:
-    """What the runs of a whole pipeline break by the wire of a seed."""
+def run_by(
+    kafka: str,
+    folder: Path,
+    name: str,
+    mode: str,
+    seed: str,
+    spark: SparkSession | None = None,
+) -> list[str]:
+    """What the runs of a pipeline break by the wire of a seed; on Spark, where it is given."""
     changes: dict[str, Any] = {
         "publish__delivery": mode,
         "publish__corrections": {"topic": f"{name}-corrected", "within": "1d"},
@@ -295,7 +302,9 @@ def run_by(kafka: str, folder: Path, name: str, mode: str, seed: str) -> list[st
         "publish__quarantine_topic": f"{name}-quarantine",
         **IDS,
     }
-    river = River.make(kafka, folder, name, partitions=PARTITIONS, **changes)
+    lake = EMBEDDED if spark is None else FOLDER
+    river = River.make(kafka, folder, name, lake=lake, partitions=PARTITIONS, **changes)
+    river.spark = spark
     with impatient(), wire(kafka, lie(seed)) as between:
         at = {"bootstrap_servers": between.bootstrap_servers, "options": OPTIONS}
         river.config["kafka"] = at
@@ -343,18 +352,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=100, help="of each kind and mode")
     parser.add_argument("--kind", choices=["publisher", "pipeline", "stalled"], action="append")
     parser.add_argument("--mode", choices=MODES, action="append")
+    parser.add_argument("--engine", choices=["embedded", "spark"], default="embedded")
     options = parser.parse_args(arguments)
+    spark = session_for(options.engine)
     failed = 0
     with brokered() as (kafka, folder):
         for number in range(options.seed, options.seed + options.seeds):
             for kind in options.kind or ("publisher", "pipeline", "stalled"):
                 for mode in options.mode or MODES:
-                    failed += not _try(kafka, folder, kind, mode, number)
+                    failed += not _try(kafka, folder, kind, mode, number, spark)
     sys.stdout.write(f"{failed} failed\n")
     return int(failed > 0)
 
 
-def _try(kafka: str, folder: Path, kind: str, mode: str, number: int) -> bool:
+def _try(
+    kafka: str, folder: Path, kind: str, mode: str, number: int, spark: SparkSession | None
+) -> bool:
     seed, name = f"{number}/{kind}/{mode}", f"{kind}-{mode.replace('_', '-')}-{number}"
     try:
         if kind == "publisher":
@@ -363,7 +376,7 @@ def _try(kafka: str, folder: Path, kind: str, mode: str, number: int) -> bool:
             process = psutil.Process(broker.status(folder / "broker").pid)
             problems = publish_stalled(kafka, process, name, mode, seed)
         else:
-            problems = run_by(kafka, folder / name, name, mode, seed)
+            problems = run_by(kafka, folder / name, name, mode, seed, spark)
     except Exception:
         problems = [traceback.format_exc()]
     say(f"{seed}: {'fails' if problems else 'holds'}")
