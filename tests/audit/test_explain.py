@@ -306,10 +306,6 @@ class Counting(DeltaRsReader):
         self.asked += 1
         return super().table_rows(*arguments)
 
-    def table_summary(self, *arguments: Any) -> pa.Table:
-        self.asked += 1
-        return super().table_summary(*arguments)
-
 
 def test_of_many_merge_records_no_more_is_asked_than_of_one(tmp_path: Path) -> None:
     values: dict[str, list[bytes | None]] = {

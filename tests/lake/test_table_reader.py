@@ -202,33 +202,6 @@ def test_columns_come_as_asked_with_times_in_ms_and_plain_types(either_store: St
     ).schema.types == [pa.int64()]
 
 
-def test_lists_are_measured_without_their_content(either_store: Store) -> None:
-    either_store.create("bronze_tracking")
-    lists = [None, [], [("h", b"v")], [("h", None), ("i", b"v")]]
-    for n, headers in enumerate(lists):
-        row = list(bronze_row(0, n))
-        row[7] = headers
-        either_store.add("bronze_tracking", tuple(row))
-    lengths = either_store.reader.lengths(
-        "bronze_tracking", ["offset"], ["headers"], [[("offset", ">", 0)], [("offset", "=", 0)]]
-    ).sort_by("offset")
-    assert lengths.schema.types == [pa.int64(), pa.int64()]
-    assert lengths.to_pydict() == {"offset": [0, 1, 2, 3], "headers": [0, 0, 1, 2]}
-    with pytest.raises(ValueError, match="no column"):
-        either_store.reader.lengths("bronze_tracking", [], ["nope"])
-
-
-def test_lists_of_a_view_are_measured_as_those_of_a_table(either_store: Store) -> None:
-    """Also of one that has rows of several tables, or of none that exist."""
-    reader = either_store.reader
-    assert reader.lengths("quarantine", ["source", "offset"], ["headers"]).num_rows == 0
-    either_store.create("silver")
-    rows = [silver_row(f"k{n}", status, n) for n, status in enumerate(("open", "timed_out"))]
-    either_store.add("silver", *rows, silver_row("k2", "late", 2))
-    lengths = reader.lengths("merged", ["merge_key"], ["tracking"], [[("event_time", ">", 0)]])
-    assert lengths.to_pydict() == {"merge_key": ["k1"], "tracking": [1]}
-
-
 def test_a_summary_has_a_row_for_each_group(bronze: Store) -> None:
     values = {
         "n": ("count", "*"),

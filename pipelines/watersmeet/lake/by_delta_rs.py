@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import repeat
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -51,7 +50,6 @@ from watersmeet.lake.table_reader import (
     VersionGoneError,
     Where,
     check_question,
-    normalise,
     plain_schema,
     plain_type,
     restored_to,
@@ -95,48 +93,25 @@ class DeltaRsReader(TableReader):
         return is_listed or self._has_entry(table, 0)
 
     def table_rows(
-        self, table: str, columns: Sequence[str], where: Where, version: int | None
-    ) -> pa.Table:
-        """See `TableReader`."""
-        return self._ask(table, _Selection(columns), where, version)
-
-    def table_lengths(
         self,
         table: str,
         columns: Sequence[str],
-        lists: Sequence[str],
         where: Where,
         version: int | None,
-    ) -> pa.Table:
-        """See `TableReader`. Few rows are unpacked at a time, and their lengths alone stay."""
-        return normalise(self._ask(table, _Selection(columns, lists=lists), where, version))
-
-    def table_summary(
-        self,
-        table: str,
-        by: Sequence[str],
-        values: Aggregates,
-        where: Where,
-        version: int | None,
+        values: Aggregates | None = None,
     ) -> pa.Table:
         """See `TableReader`."""
-        return normalise(self._ask(table, _Selection(by, values, is_grouped=True), where, version))
-
-    def _ask(
-        self, table: str, selection: _Selection, where: Where, version: int | None
-    ) -> pa.Table:
         delta_table = self._at(table, version)
         schema = columns_of(delta_table)
-        names = [*selection.columns, *selection.lists]
-        check_question(table, schema.names, names, where, selection.values)
+        check_question(table, schema.names, columns, where, values or {})
         self.check_files(table, delta_table, where)
+        names = ", ".join(map(sql_name, columns))
+        selected = ", ".join(filter(None, [names, *_aggregates(values or {})]))
         condition = f" WHERE {sql_where(where, schema)}" if where else ""
-        sql = f"SELECT {selection.expressions} FROM t{condition}{selection.grouped}"
+        grouped = f" GROUP BY {names}" if names and values is not None else ""
+        sql = f"SELECT {selected} FROM t{condition}{grouped}"
         query = QueryBuilder().register("t", delta_table)
         query.execute(_UNPACK_WHAT_MATCHES)
-        if selection.lists:
-            rows = _LISTS_BYTES // max(1, self.row_bytes(table))
-            _read_slowly(query, min(max(1, rows), _BATCH_ROWS))
         try:
             answer = pa.RecordBatchReader.from_stream(query.execute(sql))
             plain = plain_schema(answer.schema)
@@ -457,34 +432,10 @@ class DeltaRsReader(TableReader):
         return not all(files.exists(f"{path}/{name}") for name in listed)
 
 
-class _Selection(NamedTuple):
-    """What is asked of rows: columns, aggregates (`values`), and columns whose lists are only
-    measured. Where they are grouped, it is by the columns.
-    """
-
-    columns: Sequence[str]
-    values: Aggregates = MappingProxyType({})
-    lists: Sequence[str] = ()
-    is_grouped: bool = False
-
-    @property
-    def expressions(self) -> str:
-        """What is selected, as SQL."""
-        selected = [sql_name(column) for column in self.columns]
-        for name, (kind, column) in self.values.items():
-            argument = column if column == "*" else sql_name(column)
-            selected.append(f"{kind}({argument}) AS {sql_name(name)}")
-        selected += [
-            f"CAST(COALESCE(ARRAY_LENGTH({name}), 0) AS BIGINT) AS {name}"
-            for name in map(sql_name, self.lists)
-        ]
-        return ", ".join(selected)
-
-    @property
-    def grouped(self) -> str:
-        """The clause that groups rows, as SQL; empty where they are not grouped."""
-        by = ", ".join(map(sql_name, self.columns))
-        return f" GROUP BY {by}" if self.is_grouped and by else ""
+def _aggregates(values: Aggregates) -> Iterator[str]:
+    for name, (kind, column) in values.items():
+        argument = column if column == "*" else sql_name(column)
+        yield f"{kind}({argument}) AS {sql_name(name)}"
 
 
 class _LookedAt(NamedTuple):
@@ -587,12 +538,6 @@ def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
     """
     return batch.take(pa.array(np.arange(batch.num_rows)))
 
-
-_BATCH_ROWS: Final = 8192
-"""Number of rows that DataFusion unpacks at a time by itself."""
-
-_LISTS_BYTES: Final = 16 * 1024 * 1024
-"""Approximate size, packed, of the rows that are unpacked at a time where lists are measured."""
 
 _UNPACK_WHAT_MATCHES: Final = "SET datafusion.execution.parquet.pushdown_filters = true"
 """The other columns are unpacked for the rows alone that meet the conditions on some. delta-rs does

@@ -33,7 +33,6 @@ from watersmeet.lake.table_reader import (
     VersionGoneError,
     Where,
     check_question,
-    normalise,
     plain_schema,
     restored_to,
     row_count,
@@ -91,37 +90,22 @@ class SparkReader(TableReader):
         return True
 
     def table_rows(
-        self, table: str, columns: Sequence[str], where: Where, version: int | None
-    ) -> pa.Table:
-        """See `TableReader`."""
-        selected = self._rows(table, version, columns, where).select(*map(_column, columns))
-        rows = self._collect(table, version, selected)
-        return rows.cast(plain_schema(rows.schema))
-
-    def table_lengths(
         self,
         table: str,
         columns: Sequence[str],
-        lists: Sequence[str],
         where: Where,
         version: int | None,
+        values: Aggregates | None = None,
     ) -> pa.Table:
         """See `TableReader`."""
-        rows = self._rows(table, version, [*columns, *lists], where)
-        sizes = [_length(name).alias(name) for name in lists]
-        return normalise(self._collect(table, version, rows.select(*map(_column, columns), *sizes)))
-
-    def table_summary(
-        self,
-        table: str,
-        by: Sequence[str],
-        values: Aggregates,
-        where: Where,
-        version: int | None,
-    ) -> pa.Table:
-        """See `TableReader`."""
-        rows = self._rows(table, version, by, where, values)
-        return normalise(self._collect(table, version, summarised(rows, by, values)))
+        found = self._rows(table, version, columns, where, values)
+        selected = (
+            found.select(*map(_column, columns))
+            if values is None
+            else summarised(found, columns, values)
+        )
+        rows = self._collect(table, version, selected)
+        return rows.cast(plain_schema(rows.schema))
 
     @property
     def dialect(self) -> str:
@@ -359,11 +343,6 @@ def _aggregate(kind: str, column: str) -> Column:
         "sum": F.sum,
     }[kind]
     return function(F.lit(1) if column == "*" else _column(column))
-
-
-def _length(name: str) -> Column:
-    is_null = F.isnull(_column(name))
-    return F.when(is_null, 0).otherwise(F.size(_column(name))).cast("bigint")
 
 
 def _column(name: str) -> Column:

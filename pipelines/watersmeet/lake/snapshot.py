@@ -7,7 +7,7 @@ then all of them were the last ones at the same moment. Every query is answered 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from itertools import islice
@@ -104,40 +104,25 @@ class Snapshot(TableReader):
         return self.views[table].parts[0].table if table in self.views else table
 
     def table_rows(
-        self, table: str, columns: Sequence[str], where: Where, version: int | None
-    ) -> pa.Table:
-        """See `TableReader`."""
-        return self._at_moment(
-            table, version, lambda at: self._reader.table_rows(table, columns, where, at)
-        )
-
-    def table_lengths(
         self,
         table: str,
         columns: Sequence[str],
-        lists: Sequence[str],
         where: Where,
         version: int | None,
+        values: Aggregates | None = None,
     ) -> pa.Table:
-        """See `TableReader`."""
-        return self._at_moment(
-            table,
-            version,
-            lambda at: self._reader.table_lengths(table, columns, lists, where, at),
-        )
+        """See `TableReader`.
 
-    def table_summary(
-        self,
-        table: str,
-        by: Sequence[str],
-        values: Aggregates,
-        where: Where,
-        version: int | None,
-    ) -> pa.Table:
-        """See `TableReader`."""
-        return self._at_moment(
-            table, version, lambda at: self._reader.table_summary(table, by, values, where, at)
-        )
+        Where a file is missing although the table has not changed, no version is gone: the query is
+        repeated at the last version, and raises the error of a query there.
+        """
+        at = self._version(table, version)
+        try:
+            return self._reader.table_rows(table, columns, where, at, values)
+        except VersionGoneError:
+            if version is not None or at is None or self._reader.has_moved(table, at):
+                raise
+            return self._reader.table_rows(table, columns, where, None, values)
 
     @property
     def dialect(self) -> str:
@@ -198,22 +183,6 @@ class Snapshot(TableReader):
 
     def _version(self, table: str, version: int | None) -> int | None:
         return self._versions.get(table) if version is None else version
-
-    def _at_moment(
-        self, table: str, version: int | None, ask: Callable[[int | None], pa.Table]
-    ) -> pa.Table:
-        """Return the answer at `version`, or at that moment's version.
-
-        Where a file is missing although the table has not changed, no version is gone: the query is
-        repeated at the last version, and raises the error of a query there.
-        """
-        at = self._version(table, version)
-        try:
-            return ask(at)
-        except VersionGoneError:
-            if version is not None or at is None or self._reader.has_moved(table, at):
-                raise
-            return ask(None)
 
 
 def _versions(reader: TableReader, names: Collection[str]) -> tuple[Mapping[str, int], bool]:

@@ -183,9 +183,16 @@ class TableReader(Histories, Protocol):
         return pa.concat_tables(parts)
 
     def table_rows(
-        self, table: str, columns: Sequence[str], where: Where, version: int | None
+        self,
+        table: str,
+        columns: Sequence[str],
+        where: Where,
+        version: int | None,
+        values: Aggregates | None = None,
     ) -> pa.Table:
-        """Return what `rows` returns for a table, which is no view."""
+        """Return what `rows` returns for a table, which is no view; with `values`, what `summary`
+        returns, where `columns` are those to group by.
+        """
 
     def summary(
         self,
@@ -202,7 +209,7 @@ class TableReader(Histories, Protocol):
         """
         view = self.views.get(table)
         if view is None:
-            return self.table_summary(table, by, values, where, version)
+            return normalise(self.table_rows(table, by, where, version, values))
         if view.items is not None:
             of_values = [column for _, column in values.values() if column != "*"]
             columns = [*dict.fromkeys([*by, *of_values])] or view.schema.names[:1]
@@ -210,11 +217,11 @@ class TableReader(Histories, Protocol):
             return _grouped(rows, by, values)
         if view.is_of_one_table:
             [(part, part_where)] = self._parts(view, where)
-            return self.table_summary(part.table, by, values, part_where, version)
+            return normalise(self.table_rows(part.table, by, part_where, version, values))
         rows = []
         for part, part_where in self._parts(view, where):
             names = [name for name in by if name not in part.constants]
-            groups = self.table_summary(part.table, names, values, part_where, version)
+            groups = normalise(self.table_rows(part.table, names, part_where, version, values))
             rows.append(_with_constants(groups, part, by).select([*by, *values]))
         return _summed(rows or [normalise(_empty_summary(view, by, values))], by, values)
 
@@ -240,50 +247,6 @@ class TableReader(Histories, Protocol):
             resolved = part.resolved(where)
             if resolved is not None and (view.is_of_one_table or self.exists(part.table)):
                 yield part, resolved
-
-    def table_summary(
-        self,
-        table: str,
-        by: Sequence[str],
-        values: Aggregates,
-        where: Where,
-        version: int | None,
-    ) -> pa.Table:
-        """Return what `summary` returns for a table, which is no view."""
-
-    def lengths(
-        self,
-        table: str,
-        columns: Sequence[str],
-        lists: Sequence[str],
-        where: Where = (),
-        *,
-        version: int | None = None,
-    ) -> pa.Table:
-        """Return columns of exactly the rows that meet the conditions, and beside them how many
-        elements columns with `lists` have there, without their content; 0 for a null.
-        """
-        view = self.views.get(table)
-        if view is None:
-            return self.table_lengths(table, columns, lists, where, version)
-        kinds = normalise(view.schema.empty_table().select(columns)).schema
-        sizes = [pa.field(name, pa.int64()) for name in lists]
-        parts = [pa.schema([*kinds, *sizes]).empty_table()]
-        for part, part_where in self._parts(view, where):
-            names = [name for name in columns if name not in part.constants]
-            rows = self.table_lengths(part.table, names, lists, part_where, version)
-            parts.append(_with_constants(rows, part, columns).select([*columns, *lists]))
-        return pa.concat_tables(parts)
-
-    def table_lengths(
-        self,
-        table: str,
-        columns: Sequence[str],
-        lists: Sequence[str],
-        where: Where,
-        version: int | None,
-    ) -> pa.Table:
-        """Return what `lengths` returns for a table, which is no view."""
 
     @property
     def dialect(self) -> str:
