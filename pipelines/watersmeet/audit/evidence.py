@@ -97,7 +97,6 @@ class Evidence:
     generation: Generation
     last_batch: int
     through: Sequence[tuple[Epoch, End]]
-    is_full: bool
     one_in: int
     epochs: Epochs
     closed: int
@@ -357,7 +356,6 @@ def read_evidence(
         selected,
         batch,
         through,
-        is_full=full,
         one_in=one_in,
         epochs=epochs,
         closed=decided.closed,

@@ -83,7 +83,7 @@ from watersmeet.audit.verify_rows import RowChecks
 from watersmeet.audit.verify_silver import (
     PartitionCheck,
     compared_columns,
-    read_beginning,
+    read_base,
 )
 from watersmeet.audit.verify_topics import (
     CORRECTIONS,
@@ -92,7 +92,6 @@ from watersmeet.audit.verify_topics import (
     TopicEnds,
     read_ends,
 )
-from watersmeet.audit.verify_validity import Validator
 from watersmeet.core.plan import TopicPartition
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
@@ -326,7 +325,7 @@ def check_tables(
     is_closed = evidence.generation.number <= evidence.closed
     if sequences and is_closed and len(evidence.generations) > 1:
         rows.check_messages()
-    more = (sequences, bounds, key_partitions, Validator(evidence.epochs), rows.erasing)
+    more = (sequences, bounds, key_partitions, rows.erasing)
     for partitions in evidence.groups():
         _Group(evidence, report, partitions, *more).run()
 
@@ -341,7 +340,6 @@ class _Group:
     sequences: Sequence[TopicEnds]
     bounds: Bounds
     key_partitions: KeyPartitions | None
-    validator: Validator
     erasing: Set[tuple[int, str, str]]
     logs: dict[TopicPartition, Log] = field(init=False)
     checks: dict[int, PartitionCheck] = field(default_factory=dict)
@@ -373,12 +371,11 @@ class _Group:
         late: list[Condition] = [("status", "=", "late"), ("u", "is not null", None)]
         late.append(("batch", ">", evidence.history_batch))
         for p, rows in self._by_partition(_read(evidence, self.partitions, late)):
-            begin = read_beginning(evidence, p, rows)
+            base = read_base(evidence, p, rows)
             logs = {tp.input: log for tp, log in self.logs.items() if tp.partition == p}
-            self.checks[p] = PartitionCheck(evidence, p, logs, begin, self.erasing, report)
-            keys = begin.corrected_keys
-            sequences = self.sequences
-            self.messages[p] = MessageCheck(evidence, p, self.validator, sequences, keys, report)
+            self.checks[p] = PartitionCheck(evidence, p, logs, base, self.erasing, report)
+            keys = base.corrected_keys or ()
+            self.messages[p] = MessageCheck(evidence, p, self.sequences, keys, report)
 
     def _check_batches(self, batches: range) -> None:
         evidence = self.evidence

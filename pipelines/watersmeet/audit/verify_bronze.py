@@ -37,14 +37,12 @@ class Records(NamedTuple):
     """What the next rows of a topic-partition say, each offset once. All are offsets.
 
     - `offset`: every one; `repeated`: how often one is there, if more than once.
-    - `refused`: of refused records; `unread`: of records with a value that were neither read nor
-      refused.
+    - `unread`: of records with a value that were neither read nor refused.
     - `keys`: of records with a sampled key that the generation reads, the key and tenant.
     """
 
     offset: Ints
     repeated: Mapping[int, int]
-    refused: Ints
     unread: Sequence[int]
     keys: Mapping[int, tuple[str, str]]
 
@@ -111,13 +109,7 @@ class Log:
         ]
         is_repeated = counts > 1
         repeated = zip(offset[is_repeated].tolist(), counts[is_repeated].tolist(), strict=True)
-        return Records(
-            offset,
-            dict(repeated),
-            offset[is_refused],
-            unread,
-            keys,
-        )
+        return Records(offset, dict(repeated), unread, keys)
 
     def _read(self, rows: pa.Table) -> dict[int, tuple[str, str]]:
         """Add records, and the decisions after offsets before `until`, to what arrived.

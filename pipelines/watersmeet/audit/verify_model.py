@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
@@ -62,6 +62,7 @@ class Base(NamedTuple):
     - `since`: the position (ms) in their tenant before which the lost lake's records are passed
       over; None: there is none.
     - `corrected_before`: the last correction of the lost lake.
+    - `corrected_keys`: tenants and keys of the late records that are corrected; None: any may be.
     """
 
     state: State | None = None
@@ -71,6 +72,7 @@ class Base(NamedTuple):
     recovered: Iterable[Message] = ()
     since: int | None = None
     corrected_before: CorrectionPlace | None = None
+    corrected_keys: Collection[tuple[str, str]] | None = None
 
 
 class Derivation:
@@ -99,7 +101,9 @@ class Derivation:
         self.model = PartitionMerge(rules, recovered=messages)
         if base.since is not None:
             self.model.since = base.since
-        self.corrections = PartitionCorrections(self.model, None, base.corrected_before)
+        self.corrections = PartitionCorrections(
+            self.model, None, base.corrected_before, keys=base.corrected_keys
+        )
         self.partition = partition
         self.columns = columns
         self.values = values

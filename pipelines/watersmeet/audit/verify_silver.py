@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,7 +49,7 @@ class PartitionCheck:
         evidence: Evidence,
         number: int,
         logs: Mapping[InputId, Log],
-        beginning: Beginning,
+        base: Base,
         erasing: Set[tuple[int, str, str]],
         report: Report,
     ) -> None:
@@ -67,12 +67,11 @@ class PartitionCheck:
         self.derived = Derivation(
             rules,
             number,
-            beginning.base,
+            base,
             self.columns,
             values,
             lambda i, offset: logs[i].kept(offset),
         )
-        self.derived.corrections.keys = beginning.corrected_keys
         self._erasing = erasing
         self._unequal: tuple[list[Row], list[Row]] = [], []
         """Rows that only silver has, and rows that only the model has."""
@@ -249,16 +248,7 @@ def _described(row: Mapping[str, Any], names: Mapping[InputId, str]) -> str:
 # -- where a history begins
 
 
-class Beginning(NamedTuple):
-    """What the derivation of a partition begins with, and tenants and keys of the late records that
-    it corrects.
-    """
-
-    base: Base
-    corrected_keys: Collection[tuple[str, str]]
-
-
-def read_beginning(evidence: Evidence, partition: int, late: pa.Table) -> Beginning:
+def read_base(evidence: Evidence, partition: int, late: pa.Table) -> Base:
     """Return what the derivation of a partition begins with.
 
     Where rows have been deleted, that is a saved state, with the rows of silver from before that
@@ -292,7 +282,7 @@ def read_beginning(evidence: Evidence, partition: int, late: pa.Table) -> Beginn
             },
             waiting_values=_values_of_waiting(evidence, partition, rows),
         )
-    return Beginning(base, frozenset((tenant, key) for tenant, key, _ in corrected))
+    return base._replace(corrected_keys=frozenset((tenant, key) for tenant, key, _ in corrected))
 
 
 def _saved_rows(evidence: Evidence, partition: int) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from watersmeet.audit.comparison import Row, compare
 from watersmeet.audit.evidence import Evidence, timestamp_of
 from watersmeet.audit.problems import Report
 from watersmeet.audit.verify_rows import place
-from watersmeet.audit.verify_validity import Validator
+from watersmeet.audit.verify_validity import evaluated
 from watersmeet.core.inputs import InputId
 from watersmeet.core.message import correction_header_bytes
 from watersmeet.core.plan import TopicPartition
@@ -98,18 +98,6 @@ def read_ends(
     return TopicEnds(kind, topic, cluster.bounds(topic, partitions), noted)
 
 
-class Published(NamedTuple):
-    """Rows of a generation that have a message, in no particular order.
-
-    - `content`: of each its place, and what its message has.
-    - `last`: the place of the generation's last message; None: it goes on.
-    """
-
-    generation: Generation
-    content: Sequence[Row]
-    last: Place | None = None
-
-
 class Message(NamedTuple):
     """A message: its offset, number, place, `event_time` (ms) of its merge record as it closed, and
     content.
@@ -152,16 +140,17 @@ class TopicCheck:
         self._where = ""
         self._seen = set[int]()
 
-    def check(self, rows: Published, until: Place | None) -> None:
-        """Check the messages up to a place (None: all that are left), and that these rows have
-        theirs.
+    def check(self, content: Sequence[Row], generation: Generation, until: Place | None) -> None:
+        """Check the messages up to a place (None: all that are left), and that the rows of a
+        generation that have a message have theirs.
+
+        `content`: of each of these rows its place, and what its message has, in no order.
         """
         messages = self._messages(until)
-        kind, p = self.kind, self.number
-        tail = rows.generation.tails_of(kind.sequence).get(p)
+        last = self.last_of(generation)
+        tail = generation.tails_of(self.kind.sequence).get(self.number)
         since = () if tail is None else tail.place
-        own = [row for row in rows.content if row[0] > since]
-        own = own if rows.last is None else [row for row in own if row[0] <= rows.last]
+        own = [row for row in content if row[0] > since and (last is None or row[0] <= last)]
         own += self._later
         if until is not None:
             self._later = [row for row in own if row[0] > until]
@@ -180,7 +169,7 @@ class TopicCheck:
             if columns:
                 verb = "differs" if len(columns) == 1 else "differ"
                 what = f"{' and '.join(columns)} {verb} from the row of {self._table}"
-                self.findings.add(what, by_place[place_], kind.fix)
+                self.findings.add(what, by_place[place_], self.kind.fix)
             elif actual and not expected:
                 self._check_unknown(place_, compared)
             elif not actual:
@@ -188,12 +177,19 @@ class TopicCheck:
 
     def finish(self) -> None:
         """Check what is left of the topic, and that it goes as far as was noted."""
-        newest = self.evidence.generations.newest
-        self.check(Published(newest, ()), None)
+        self.check((), self.evidence.generations.newest, None)
         is_empty = self._first is None or self._seq is None
         if not is_empty and self.delivery != "at_most_once" and self.noted > (self._seq or 0):
             what = f"the last message has seq {self._seq}, and {self.noted} was published"
             self.findings.add(what, self._where, self.kind.fix)
+
+    def last_of(self, generation: Generation) -> Place | None:
+        """Return the place of a generation's last message; None: it goes on."""
+        following = self.evidence.generations.after(generation)
+        if following is None:
+            return None
+        tail = following.tails_of(self.kind.sequence).get(self.number)
+        return () if tail is None else tail.place
 
     @property
     def _table(self) -> str:
@@ -312,14 +308,12 @@ class MessageCheck:
         self,
         evidence: Evidence,
         number: int,
-        validator: Validator,
         topics: Sequence[TopicEnds],
         corrected_keys: Collection[tuple[str, str]],
         report: Report,
     ) -> None:
         self.evidence = evidence
         self.number = number
-        self.validator = validator
         self.report = report
         self.topics = [TopicCheck(evidence, number, ends, report) for ends in topics]
         self._corrected_keys = corrected_keys
@@ -343,16 +337,12 @@ class MessageCheck:
         is_corrected = pc.equal(rows["status"], "correction")
         merged = self._merged(rows.filter(is_merged), is_judged=is_judged)
         corrected = self._corrected(rows.filter(is_corrected), is_judged=is_judged)
-        following = self.evidence.generations.after(generation)
         for topic in self.topics:
             content = merged if topic.kind is SINK else corrected
             until: Place = () if clock is None else (clock + 1,)
-            last: Place | None = None
-            if following is not None:  # its messages are behind the tail at which it began
-                tail = following.tails_of(topic.kind.sequence).get(self.number)
-                last = () if tail is None else tail.place
-                until = min(until, last)
-            topic.check(Published(generation, content, last), until)
+            # What the next generation publishes is behind the tail at which it began.
+            last = topic.last_of(generation)
+            topic.check(content, generation, until if last is None else min(until, last))
 
     def check_unfinished(self, rows: pa.Table) -> None:
         """Check that nothing is said of rows that may still change."""
@@ -378,7 +368,7 @@ class MessageCheck:
     def _merged(self, rows: pa.Table, *, is_judged: bool) -> list[Row]:
         if not rows.num_rows:
             return []
-        rows = self.validator.evaluated(rows)
+        rows = evaluated(rows, self.evidence.epochs)
         names = ("tenant", "merge_key", "event_time", "closed_at", "due", "valid")
         columns = [*names, "invalid_reason", "fault", "told"]
         content: list[Row] = []
@@ -427,7 +417,7 @@ class MessageCheck:
             rows.column_names.index("event_time"), "event_time", rows["first_event_time"]
         )
         more_bytes = correction_header_bytes(self.evidence.settings.inputs)
-        rows = self.validator.evaluated(seen, more_bytes)
+        rows = evaluated(seen, self.evidence.epochs, more_bytes)
         names = (
             *("source", "topic", "offset", "tenant", "merge_key", "closed_time", "version"),
             *("is_late_born", "valid", "invalid_reason", "has_message", "id", "settled_at", "u"),

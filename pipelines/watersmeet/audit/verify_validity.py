@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -16,51 +15,47 @@ from watersmeet.expressions.publish import Expressions
 from watersmeet.lake.epochs import Epoch, Epochs
 
 
-@dataclass(frozen=True)
-class Validator:
-    """Judge of rows of silver by the `publish` of their epochs."""
+def evaluated(rows: pa.Table, epochs: Epochs, header_bytes: int = 0) -> pa.Table:
+    """Return merge records, or corrections, judged by the `publish` of their epochs, with `told`,
+    the value of their message, and `fault`, why they are not valid: `too_large`, or what the
+    predicate says; null: they are.
 
-    epochs: Epochs
+    `header_bytes`: the size of the headers of a message beside those of `message_bytes`.
+    """
+    numbers = epochs.numbers_of(rows["batch"].to_numpy())
+    by_epoch = [
+        _in_epoch(rows.take(pa.array(np.flatnonzero(numbers == i))), epoch, header_bytes)
+        for i, epoch in enumerate(epochs)
+        if (numbers == i).any()
+    ]
+    order = np.argsort(np.argsort(numbers, kind="stable"), kind="stable")
+    return pa.concat_tables(by_epoch).take(pa.array(order))
 
-    def evaluated(self, rows: pa.Table, header_bytes: int = 0) -> pa.Table:
-        """Return merge records, or corrections, with `told`, the value of their message, and
-        `fault`, why they are not valid: `too_large`, or what the predicate says; null: they are.
 
-        `header_bytes`: the size of the headers of a message beside those of `message_bytes`.
-        """
-        epochs = self.epochs.numbers_of(rows["batch"].to_numpy())
-        evaluated = [
-            self._in_epoch(rows.take(pa.array(np.flatnonzero(epochs == i))), epoch, header_bytes)
-            for i, epoch in enumerate(self.epochs)
-            if (epochs == i).any()
-        ]
-        order = np.argsort(np.argsort(epochs, kind="stable"), kind="stable")
-        return pa.concat_tables(evaluated).take(pa.array(order))
-
-    def _in_epoch(self, rows: pa.Table, epoch: Epoch, header_bytes: int) -> pa.Table:
-        publish = epoch.settings.publish
-        expressions = Expressions.of(epoch.settings)
-        stored = rows
-        for name in ("event_time", "last_event_time"):
-            stored = stored.set_column(
-                stored.column_names.index(name), name, pc.multiply(rows[name], 1000).cast(TIME)
-            )
-        sources = epoch.settings.sources
-        readable = as_read(stored, {name: source.value_type for name, source in sources.items()})
-        if expressions.value is None:
-            types = {name: source.read_type for name, source in sources.items()}
-            told = _values(as_read(stored, types), list(sources))
-        else:
-            told = expressions.messages(readable).values
-        parts = sum(np.asarray(pc.list_value_length(rows[name])) for name in sources)
-        sizes = message_bytes(*(lengths(c) for c in (told, rows["merge_key"], rows["tenant"])))
-        is_too_large = pa.array(sizes + header_bytes > publish.max_bytes)
-        fault = pc.coalesce(
-            pc.if_else(pa.array(parts == 0), "too_large", None),
-            expressions.refusals(readable),
-            pc.if_else(is_too_large, "too_large", None),
+def _in_epoch(rows: pa.Table, epoch: Epoch, header_bytes: int) -> pa.Table:
+    publish = epoch.settings.publish
+    expressions = Expressions.of(epoch.settings)
+    stored = rows
+    for name in ("event_time", "last_event_time"):
+        stored = stored.set_column(
+            stored.column_names.index(name), name, pc.multiply(rows[name], 1000).cast(TIME)
         )
-        return rows.append_column("fault", fault).append_column("told", told)
+    sources = epoch.settings.sources
+    readable = as_read(stored, {name: source.value_type for name, source in sources.items()})
+    if expressions.value is None:
+        types = {name: source.read_type for name, source in sources.items()}
+        told = _values(as_read(stored, types), list(sources))
+    else:
+        told = expressions.messages(readable).values
+    parts = sum(np.asarray(pc.list_value_length(rows[name])) for name in sources)
+    sizes = message_bytes(*(lengths(c) for c in (told, rows["merge_key"], rows["tenant"])))
+    is_too_large = pa.array(sizes + header_bytes > publish.max_bytes)
+    fault = pc.coalesce(
+        pc.if_else(pa.array(parts == 0), "too_large", None),
+        expressions.refusals(readable),
+        pc.if_else(is_too_large, "too_large", None),
+    )
+    return rows.append_column("fault", fault).append_column("told", told)
 
 
 def _values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:
