@@ -27,34 +27,27 @@ from watersmeet.avro_json import UnencodableError, encoder
 from watersmeet.configuration.file import known_instead
 from watersmeet.core import sequence as sequences
 from watersmeet.core.avro_schema import AvroSchema
+from watersmeet.core.clocks import Clocks
 from watersmeet.core.columns import MAX_TIME
-from watersmeet.core.corrections import (
-    LateRules,
-    Made,
-    Settled,
-    as_silver,
-    correct,
-    correction_schema,
-    settled,
-)
+from watersmeet.core.corrections import LateRules, as_silver, correct, settled
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId, input_of_part, of_source
-from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied, silver_schema
+from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied
 from watersmeet.core.plan import NOTHING_AVAILABLE, Available, Cursor, TopicPartition, plan_batch
 from watersmeet.core.reading import KAFKA, read_records
-from watersmeet.core.repeated import DUPLICATE_SCHEMA
 from watersmeet.core.repeated import ID as RECORD_ID
 from watersmeet.core.sequence import CORRECTED, ID, LATE, MERGED, SEQ, VERSION
 from watersmeet.core.sequence import TENANT as TENANT_HEADER
-from watersmeet.core.silver import with_status
+from watersmeet.core.silver import in_silver, with_status
 from watersmeet.core.state import State
 from watersmeet.core.step import step
 from watersmeet.core.times import epoch_ms
-from watersmeet.core.too_large import EXCESS
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
 from watersmeet.expressions.publish import Expressions
+from watersmeet.lake import tables
 from watersmeet.lake.table_reader import normalise
+from watersmeet.lake.views import views
 from watersmeet.running.correcting import validated_corrections, without
 from watersmeet.running.lake_sequence import values_under
 from watersmeet.running.planning import batch_of, by_partition
@@ -66,11 +59,6 @@ LARGEST_TIME_MS: Final = 2**53
 _FIELDS: Final = ["source", "partition", "key", "value", "timestamp", "headers"]
 _AT_END: Final = 1
 """Number of the batch in which time goes on after the last record."""
-
-_OF_MERGE_RECORDS: Final = ("open", "waiting", "timed_out")
-
-_OTHERS: Final = {"late": LATE_SCHEMA, "duplicate": DUPLICATE_SCHEMA, "excess": EXCESS}
-"""By status the columns of records that are in no merge record."""
 
 _RECORD: Final = ("merge_key", *TENANT.names, "event_time")
 """Columns of a record that is not published."""
@@ -314,7 +302,7 @@ def _bronze(
     rows: Mapping[InputId, list[tuple[Any, ...]]],
     avro: Mapping[str, AvroSchema],
 ) -> pa.Table:
-    tables = []
+    records = []
     for (source, _), input_rows in rows.items():
         columns = list(zip(*input_rows, strict=True)) or [()] * len(KAFKA)
         kafka = pa.table(
@@ -323,8 +311,8 @@ def _bronze(
         )
         rules = settings.reading_rules(source)
         read = read_records(kafka, replace(rules, schema=avro.get(source, rules.schema)))
-        tables.append(read.append_column("source", pa.repeat(pa.scalar(source), len(read))))
-    return pa.concat_tables(tables)
+        records.append(read.append_column("source", pa.repeat(pa.scalar(source), len(read))))
+    return pa.concat_tables(records)
 
 
 # -- what comes out
@@ -351,13 +339,7 @@ class DryRun:
             for input_id in self.settings.inputs
             for p in partitions
         }
-        types = {name: source.value_type for name, source in self.settings.sources.items()}
-        inputs, has_ids = self.settings.inputs, self.settings.has_ids
-        silver = silver_schema(types, inputs, has_ids=has_ids).empty_table()
-        pending = LATE_SCHEMA.empty_table()
-        corrections = correction_schema(types, inputs, has_ids=has_ids).empty_table()
-        too_many = corrections
-        others = {status: schema.empty_table() for status, schema in _OTHERS.items()}
+        silver = tables.silver_columns(self.settings).empty_table()
         rules = self.settings.merge.rules
         state = State(0, cursors, {}, rules)
         clocks = {}
@@ -370,50 +352,34 @@ class DryRun:
             plan = plan_batch(number, state.cursors, available, state.clocks, rules)
             if plan is not None:
                 batch = batch_of(plan, self.settings, state, self.avro, self.settings)
-                is_finished = pc.equal(silver["status"], "timed_out")
-                unfinished = silver.filter(pc.invert(is_finished))
+                is_unfinished = pc.is_in(silver["status"], pa.array(tables.UNFINISHED))
+                unfinished = silver.filter(is_unfinished)
                 done = step(state, batch, self._timed, unfinished)
                 schema = batch.changed_schema()
-                changed = done.changed.select(schema.names).cast(schema)
                 expressions = Expressions.of(self.settings)
-                changed = expressions.validated(changed)
+                changed = expressions.validated(done.changed.select(schema.names).cast(schema))
                 expressions.warn_of(changed)
-                of_merge = pa.array([*_OF_MERGE_RECORDS, None], pa.string())
-                merged = pc.is_in(changed["status"], of_merge)
-                silver = pa.concat_tables(
-                    [silver.filter(is_finished), applied(unfinished, changed.filter(merged))]
-                )
-                new = {
-                    status: with_status(changed, status).select(schema.names)
-                    for status, schema in _OTHERS.items()
-                }
-                awaited = new["late"].filter(pc.is_valid(new["late"]["u"]))
-                pending = pa.concat_tables([pending, awaited])
-                now = settled(pending, done.clocks, plan.clocks, rules)
-                made = self._corrected(now, silver, corrections, batch)
-                pending = without(pending, now.rows)
-                corrections = pa.concat_tables([corrections, made.corrections])
-                too_many = pa.concat_tables([too_many, made.not_corrected])
-                new["duplicate"] = pa.concat_tables([new["duplicate"], made.duplicates])
-                others = {
-                    status: pa.concat_tables([rows, new[status]]) for status, rows in others.items()
-                }
+                finished = silver.filter(pc.invert(is_unfinished))
+                silver = pa.concat_tables([finished, applied(unfinished, changed)])
+                silver = pa.concat_tables([silver, *self._corrected(silver, done.clocks, batch)])
                 state = done.state
             clocks[number] = state.clocks
         silver = silver.sort_by(
             [(name, "ascending") for name in ("partition", "event_time", "tenant", "merge_key")]
         )
+        corrections = self._corrections(silver)
+        is_refused = pc.equal(corrections["version"], 0)
+        is_merge_record = pc.is_in(silver["status"], pa.array(tables.statuses_of(tables.MERGED)))
+        duplicates = with_status(silver, "duplicate")
         return {
             "clocks": [{"partition": p, "clock": clocks[0].get(p)} for p in partitions],
-            "records": self._records(silver.filter(pc.not_equal(silver["status"], "waiting"))),
-            "messages": list(self._messages(MERGED, silver)),
+            "records": self._records(silver.filter(is_merge_record)),
+            "messages": list(self._messages(MERGED, with_status(silver, "timed_out"))),
             "corrections": list(self._messages(CORRECTED, corrections)),
-            "late": self._described(others["late"], *_RECORD, "position"),
-            "too_many": self._described(as_silver(too_many), *_RECORD),
-            "duplicates": self._described(
-                others["duplicate"], *_RECORD, "id", "of_offset", "is_late"
-            ),
-            "excess": self._described(others["excess"], *_RECORD),
+            "late": self._described(with_status(silver, "late"), *_RECORD, "position"),
+            "too_many": self._described(as_silver(corrections.filter(is_refused)), *_RECORD),
+            "duplicates": self._described(duplicates, *_RECORD, "id", "of_offset", "is_late"),
+            "excess": self._described(with_status(silver, "excess"), *_RECORD),
             "quarantined": self._described(
                 self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
             ),
@@ -421,13 +387,27 @@ class DryRun:
             "read": {name: self._counts(i) for i, name in self.settings.input_names.items()},
         }
 
-    def _corrected(self, late: Settled, silver: pa.Table, before: pa.Table, batch: Batch) -> Made:
-        gaps_ms = np.full(late.rows.num_rows, batch.rules.window.gap_ms)
-        max_versions = np.full(late.rows.num_rows, self.settings.publish.max_versions)
-        closed = silver.filter(pc.equal(silver["status"], "timed_out"))
-        made = correct(late, LateRules(gaps_ms, max_versions), closed, before, batch)
-        corrections = validated_corrections(self.settings, made.corrections, batch)
-        return made._replace(corrections=corrections)
+    def _corrected(self, silver: pa.Table, clocks: Clocks, batch: Batch) -> Iterator[pa.Table]:
+        """Yield rows of silver for what the late records make that are settled at these clocks."""
+        corrections = self._corrections(silver)
+        duplicates = with_status(silver, "duplicate")
+        late = with_status(silver, "late").select(LATE_SCHEMA.names)
+        behind = corrections, duplicates.filter(duplicates["is_late"])
+        pending = without(late.filter(pc.is_valid(late["u"])), *behind)
+        now = settled(pending, clocks, batch.plan.clocks, self.settings.merge.rules)
+        gaps_ms = np.full(now.rows.num_rows, batch.rules.window.gap_ms)
+        max_versions = np.full(now.rows.num_rows, self.settings.publish.max_versions)
+        closed = with_status(silver, "timed_out")
+        before = corrections.filter(pc.greater(corrections["version"], 0))
+        made = correct(now, LateRules(gaps_ms, max_versions), closed, before, batch)
+        corrected = validated_corrections(self.settings, made.corrections, batch)
+        for rows in (corrected, made.not_corrected):
+            yield in_silver(rows, "correction", silver.schema)
+        yield in_silver(made.duplicates, "duplicate", silver.schema)
+
+    def _corrections(self, silver: pa.Table) -> pa.Table:
+        columns = views(self.settings)[tables.CORRECTIONS].schema.names
+        return with_status(silver, "correction").select(columns)
 
     @property
     def _timed(self) -> pa.Table:
