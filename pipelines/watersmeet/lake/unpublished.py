@@ -95,9 +95,26 @@ def count_to_publish(
 
     `tails`: the last message of each of these partitions that has one.
     """
+    return _count(reader, _to_publish(generation, tails, partitions))
+
+
+def first_to_publish(
+    reader: TableReader, generation: Generation, tails: Mapping[int, Tail]
+) -> int | None:
+    """Return the first batch with rows as `count_to_publish` counts them; None without any."""
+    partitions = {tp.partition for tp in generation.begin}
+    batches = [
+        reader.summary(tables.SILVER, [], {"first": ("min", "batch")}, portion)["first"][0].as_py()
+        for portion in in_portions([*_to_publish(generation, tails, partitions)])
+    ]
+    return min((batch for batch in batches if batch is not None), default=None)
+
+
+def _to_publish(
+    generation: Generation, tails: Mapping[int, Tail], partitions: Iterable[int]
+) -> Iterator[Sequence[Condition]]:
     batches: list[Condition] = [("batch", ">=", generation.from_batch)]
-    last = {**generation.tails, **tails}
-    return _count(reader, _after(MERGED, last, partitions, batches))
+    return _after(MERGED, {**generation.tails, **tails}, partitions, batches)
 
 
 def _count(reader: TableReader, where: Iterable[Sequence[Condition]]) -> dict[int, int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from watersmeet.core.reading import KEYED_BY
 from watersmeet.core.times import utc
 from watersmeet.quality.suites import PLACE, Suite, sentence_of
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = 10
 """Maximum number of rows against an expectation that are shown."""
 
-PAYLOAD: Final = frozenset(["key", "value", "detail"])
+PAYLOAD: Final = frozenset([*KEYED_BY, "detail"])
 """Columns whose content, which is the senders', is never shown; nor are lists."""
 
 _LONGEST: Final = 60

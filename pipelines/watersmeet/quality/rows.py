@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
+from itertools import pairwise, starmap
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,7 +23,15 @@ import pyarrow.compute as pc
 from watersmeet.configuration.file import known_instead
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.column_reading import utf8
-from watersmeet.core.columns import NULL_TIME, int64s, looked_up, one_chunk, times_ms
+from watersmeet.core.columns import (
+    NULL_TIME,
+    cuts,
+    int64s,
+    looked_up,
+    one_chunk,
+    row_values,
+    times_ms,
+)
 from watersmeet.core.dropped_fields import dropped_fields, fields_in
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.json_schema import ValueSchema
@@ -48,7 +57,7 @@ from watersmeet.lake.table_reader import (
     in_portions,
     within,
 )
-from watersmeet.lake.unpublished import beyond, with_message
+from watersmeet.lake.unpublished import first_to_publish, with_message
 from watersmeet.lake.views import views
 from watersmeet.quality.suites import SINK, Suite
 from watersmeet.settings import Settings
@@ -105,17 +114,10 @@ class Batches(NamedTuple):
 
     def chunks(self, span: Span, limit: int) -> Iterator[Span]:
         """Yield the span in chunks of one batch or more, of up to `limit` offsets."""
-        after = span.after
-        size = 0
         inside = sorted(batch for batch in self.offsets if span.after < batch <= span.until)
-        for previous, batch in zip([span.after, *inside], inside, strict=False):
-            if size and size + self.offsets[batch] > limit:
-                yield Span(after, previous)
-                after = previous
-                size = 0
-            size += self.offsets[batch]
-        if after < span.until:
-            yield Span(after, span.until)
+        pieces = cuts([self.offsets[batch] for batch in inside], limit)
+        lasts = [inside[end - 1] for _, end in pieces]
+        yield from starmap(Span, pairwise([span.after, *lasts[:-1], span.until]))
 
 
 def batch_at(reader: TableReader, version: int | None) -> int:
@@ -355,33 +357,8 @@ def published_until(reader: TableReader, settings: Settings, last: int) -> int:
     generations = read_generations(reader, settings)
     if last < 0 or not generations or not reader.exists(tables.PUBLISHED):
         return -1
-    summary = reader.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})
-    partitions = range(summary["partition"][0].as_py() + 1)
-    tails = last_tails(reader, MERGED)
-    finished = [*with_message(MERGED), ("batch", ">=", generations.newest.from_batch)]
-    pending = [
-        [*finished, ("partition", "=", p), *term]
-        for p in partitions
-        for term in beyond(MERGED, tails.get(p))
-    ]
-    rows = _summary_rows(reader, MERGED.table, [], {"batch": ("min", "batch")}, pending)
-    unpublished: list[int] = [row["batch"] for row in rows if row["batch"] is not None]
-    return min([last, *(batch - 1 for batch in unpublished)])
-
-
-def _summary_rows(
-    reader: TableReader,
-    table: str,
-    by: list[str],
-    values: Mapping[str, tuple[str, str]],
-    terms: Where,
-) -> list[Any]:
-    # Conditions have terms for each partition: some terms are asked for at a time.
-    return [
-        row
-        for portion in in_portions(terms)
-        for row in reader.summary(table, by, values, portion).to_pylist()
-    ]
+    first = first_to_publish(reader, generations.newest, last_tails(reader, MERGED))
+    return last if first is None else min(last, first - 1)
 
 
 def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
@@ -419,8 +396,11 @@ def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
 
 def _noted_offsets(reader: TableReader, kind: str, where: Where) -> dict[int, int]:
     values = {"offset": (kind, "sink_offset")}
-    rows = _summary_rows(reader, tables.PUBLISHED, ["partition"], values, where)
-    return {row["partition"]: row["offset"] for row in rows if row["offset"] is not None}
+    offsets = dict[int, int]()
+    for portion in in_portions(where):
+        rows = reader.summary(tables.PUBLISHED, ["partition"], values, portion)
+        offsets |= {p: at for p, at in row_values(rows, "partition", "offset") if at is not None}
+    return offsets
 
 
 def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], timeout_ms: int) -> pa.Table:
