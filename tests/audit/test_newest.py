@@ -14,7 +14,7 @@ from tests.support.cases import Case, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import KAFKA_TIME_MS, ModelLake
 from watersmeet.ask.status import status
-from watersmeet.audit.newest import doubts_of_newest
+from watersmeet.audit.doubts import doubts_of_newest
 from watersmeet.core.dropped_fields import DroppedFields
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition

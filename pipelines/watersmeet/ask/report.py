@@ -17,8 +17,7 @@ from watersmeet.ask import charts
 from watersmeet.ask.answers import Row, quoted, rows
 from watersmeet.ask.charts import Figure, Steps, drawn, extended, in_unit, number
 from watersmeet.ask.status import count_outcomes
-from watersmeet.audit.doubts import why_incomplete
-from watersmeet.audit.newest import doubts_of_newest
+from watersmeet.audit.doubts import IS_FINISHED, doubts_of_newest, why_incomplete
 from watersmeet.core.inputs import InputId
 from watersmeet.core.times import LAST_EVENT_TIME_MS, duration, utc
 from watersmeet.errors import Problem
@@ -68,7 +67,6 @@ COUNTS: Final = {
 }
 """The counts of a partition in their order, by what `count_outcomes` calls them."""
 _SIZES: Final = (*range(1, 9), *(2**n for n in range(4, 32)))
-_FINISHED: Final = "status = 'timed_out' AND coalesce(invalid_reason, '') <> 'reset'"
 _OF_SINK: Final = "last_closed_at IS NOT NULL"
 _NO_CLOCK: Final = "No partition has a clock: in each there is a source without a record."
 _SHOWN: Final = (
@@ -483,7 +481,7 @@ class _LakeFigures:
         """
         span = self.one(
             "SELECT min(event_time) AS first, max(event_time) AS last, max(due) AS due, "
-            f"sum(CASE WHEN {_FINISHED} THEN 1 ELSE 0 END) AS finished FROM merged"
+            f"sum(CASE WHEN {IS_FINISHED} THEN 1 ELSE 0 END) AS finished FROM merged"
         )
         if span["first"] is None:
             yield Figure("Merge records", "Silver has no merge record yet.", [])
@@ -492,7 +490,7 @@ class _LakeFigures:
         steps = Steps.over([span["first"], span["last"]], STEPS)
         part = steps.width * SAMPLED_RECORDS // max(finished, 1)
         is_sampled = finished > SAMPLED_RECORDS
-        sample = f"{_FINISHED} AND " + (
+        sample = f"{IS_FINISHED} AND " + (
             f"ms(event_time) % {steps.width} <= {part}" if is_sampled else "TRUE"
         )
         read = self.one(f"SELECT count(*) AS n FROM merged WHERE {sample}")["n"]

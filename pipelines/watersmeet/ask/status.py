@@ -13,8 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from watersmeet.ask.answers import Row, beyond, rows
-from watersmeet.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
-from watersmeet.audit.newest import doubts_of_newest
+from watersmeet.audit.doubts import (
+    doubts_of_newest,
+    heads_in_future,
+    odd_times_in_lake,
+    unmet_in_lake,
+)
 from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES
 from watersmeet.core.plan import OpenTransaction, TopicPartition
 from watersmeet.core.sequence import CORRECTED, EXCESS, MERGED, TOO_MANY
@@ -282,7 +286,6 @@ def _heads(settings: Settings, answer: Sequence[Row]) -> dict[TopicPartition, in
 
 # -- counts
 
-_STATUSES: Final = ("open", "waiting", "timed_out", "late", "duplicate", "excess", "correction")
 _COUNTED_AS: Final = {
     ("correction", TOO_MANY): TOO_MANY,
     ("correction", EXCESS): TOO_MANY,
@@ -305,7 +308,7 @@ def count_outcomes(
     for row in rows(
         reader,
         "SELECT `partition`, status, invalid_reason, count(*) AS n, min(event_time) AS first, "
-        f"min(last_event_time) AS last FROM silver WHERE status IN {_STATUSES} "
+        f"min(last_event_time) AS last FROM silver WHERE status IN {tuple(tables.STATUSES)} "
         "GROUP BY `partition`, status, invalid_reason",
     ):
         here, status_of_row, reason = counts[row["partition"]], row["status"], row["invalid_reason"]

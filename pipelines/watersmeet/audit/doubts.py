@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.ask.answers import quoted, rows
-from watersmeet.audit.newest import dropped_problems
 from watersmeet.audit.partitioning import FIX as FIX_PARTITIONS
 from watersmeet.audit.partitioning import Place, check_places, read_sample
 from watersmeet.configuration.sources import spelled
@@ -39,17 +38,25 @@ from watersmeet.core.doubts import (
     reasons_unmet,
     why_unmet,
 )
-from watersmeet.core.dropped_fields import counted, dropped_fields, fields_in
+from watersmeet.core.dropped_fields import (
+    COLUMNS,
+    DroppedFields,
+    counted,
+    dropped_fields,
+    fields_in,
+)
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import KAFKA, ReadingRules, read_records
 from watersmeet.core.times import LAST_EVENT_TIME_MS, duration, set_back_ms, time_zone, utc
+from watersmeet.core.types import TENANT
 from watersmeet.errors import KafkaAccessError, Problem, TopicChangedError
 from watersmeet.kafka.cluster import AFTER_MAX, Cluster, after_max
 from watersmeet.kafka.registry import rules_of
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.newest import Ends, count_dropped, finders, newest
 from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import TableReader, within
 from watersmeet.settings import Settings
@@ -71,14 +78,14 @@ PARTITIONS = 8
 SAMPLE_BYTES = 64 * 1024 * 1024
 """About how many bytes of records from Kafka are kept, to be read again in other units."""
 
-_FINISHED: Final = "status = 'timed_out' AND coalesce(invalid_reason, '') <> 'reset'"
+IS_FINISHED: Final = "status = 'timed_out' AND coalesce(invalid_reason, '') <> 'reset'"
 """Finished merge records, without those that a jump (`watersmeet reset`) closed: these are not
 complete.
 """
 
 _LAST_BATCHES: Final = (
     "SELECT batch, count(*) AS n, min(event_time) AS first, max(event_time) AS last FROM merged "
-    f"WHERE {_FINISHED} AND batch > (SELECT max(batch) FROM merged) - {FINISHED} "
+    f"WHERE {IS_FINISHED} AND batch > (SELECT max(batch) FROM merged) - {FINISHED} "
     "GROUP BY batch ORDER BY batch DESC"
 )
 
@@ -189,7 +196,7 @@ def _last_finished(reader: TableReader, settings: Settings) -> list[list[Appeara
     finished = rows(
         reader,
         f"SELECT `partition`, tenant, merge_key, event_time, last_event_time, {has_parts} "
-        f"FROM merged WHERE {_FINISHED} AND batch >= {chosen[-1]['batch']} AND {sample}",
+        f"FROM merged WHERE {IS_FINISHED} AND batch >= {chosen[-1]['batch']} AND {sample}",
     )
     names = ("partition", "tenant", "merge_key", "event_time", "last_event_time")
     return [
@@ -247,6 +254,29 @@ def _lake_rules(reader: TableReader, settings: Settings, source: str) -> Reading
     return replace(rules, schema=schemas[source]) if source in schemas else rules
 
 
+def doubts_of_newest(reader: TableReader, settings: Settings, ends: Ends) -> list[Problem]:
+    """Return what looks wrong with the newest records: dropped fields, and keys that never meet."""
+    find = finders(reader, settings)
+    rows_by_input: dict[InputId, pa.Table] = {}
+    for input_id in settings.inputs:
+        columns = {*_KEYED, *(COLUMNS if input_id.source in find else ())}
+        rows_by_input[input_id] = newest(reader, input_id, ends, sorted(columns))
+    partitions = 1 + max((tp.partition for tp in ends), default=0)
+    names = settings.input_names
+    places = (
+        Place(key, names[input_id], input_id.topic, p, offset, tenant or "")
+        for input_id, rows in rows_by_input.items()
+        for key, p, offset, tenant in row_values(rows, *_KEYED)
+    )
+    return [
+        *_dropped_problems(count_dropped(rows_by_input, find)),
+        *check_places(settings, partitions, places),
+    ]
+
+
+_KEYED: Final = ("merge_key", "partition", "offset", *TENANT.names)
+
+
 # -- Kafka
 
 
@@ -292,7 +322,7 @@ def check_sample(
                 )
         if sample:
             doubts += _odd(settings, source, pa.Table.from_batches(sample), rules)
-    doubts += dropped_problems({source: counted(found) for source, found in fields.items()})
+    doubts += _dropped_problems({source: counted(found) for source, found in fields.items()})
     problems = check_places(settings, partitions, places)
     # Keys in different partitions say enough of why they do not meet.
     of_lake = [] if problems else unmet()
@@ -364,6 +394,18 @@ def doubtful_topics(settings: Settings) -> Iterator[Problem]:
 
 
 # -- sentences
+
+
+def _dropped_problems(dropped: Mapping[str, DroppedFields]) -> Iterator[Problem]:
+    """Yield a problem for each source whose records have fields that its schema lacks."""
+    for name, fields in dropped.items():
+        if fields.having:
+            what = (
+                f"of the last {fields.records:,} records {fields.having:,} have fields that the "
+                f"schema lacks, so that only bronze keeps them: {fields}"
+            )
+            fix = "add those that you need to the schema, and see `watersmeet evolve`"
+            yield Problem(what, f"sources.{name}.schema", fix)
 
 
 def heads_in_future(

@@ -223,7 +223,7 @@ def content_of(
         sums.append(f"sum({size}) AS merged_{number}")
         sums.append(f"sum(CASE WHEN {is_complete} THEN {size} ELSE 0 END) AS matched_{number}")
     own = f"batch >= {batches.start} AND batch < {batches.stop}"
-    later = f"(status IN ('open', 'waiting') OR batch > {since})"
+    later = f"(status IN {tuple(tables.UNFINISHED)} OR batch > {since})"
     found = answer_of(
         reader,
         f"SELECT status, source, count(*) AS n, {', '.join(sums)} FROM silver WHERE {own} "
@@ -236,7 +236,7 @@ def content_of(
         rows = [row for row in found if row["status"] in statuses]
         return sum(int(row[name] or 0) for row in rows if source in (None, row["source"]))
 
-    merged = ("open", "timed_out")
+    merged = tables.statuses_of(tables.MERGED)
     every = {"records": count("n", *merged)}
     every |= {status: count("n", status) for status in ("open", "waiting", "timed_out")}
     every |= {name: count(name, *merged) for name in counts}

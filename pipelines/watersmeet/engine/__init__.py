@@ -25,7 +25,7 @@ from watersmeet.lake.commits import Commit
 from watersmeet.lake.erased import without_erased
 from watersmeet.lake.location import Lake
 from watersmeet.lake.table_reader import TableReader, Where
-from watersmeet.lake.tables import Table
+from watersmeet.lake.tables import UNFINISHED, Table
 from watersmeet.settings import KafkaSettings
 
 Rows: TypeAlias = Any
@@ -365,9 +365,8 @@ def replaced_row(*, only_open: bool) -> str:
         return f"kept.status != 'out' AND {its_key} AND {its_time}"
     is_replaced = f"kept.status = 'open' AND {its_time}"
     is_deleted = "kept.status = 'waiting' AND kept.position <= changed.delete_up_to"
-    return (
-        f"kept.status IN ('open', 'waiting') AND {its_key} AND (({is_replaced}) OR ({is_deleted}))"
-    )
+    is_unfinished = f"kept.status IN {tuple(UNFINISHED)}"
+    return f"{is_unfinished} AND {its_key} AND (({is_replaced}) OR ({is_deleted}))"
 
 
 def read_input(engine: Engine, rows: Input) -> Rows:
