@@ -1,6 +1,15 @@
 -- What `verify` finds without the merge model, in the SQL of `ask.answers`. {own}: the condition for
 -- the rows of a generation that are judged.
 
+-- numbers
+SELECT generation,
+    concat('rows are of batches from ', min(batch), ' to ', max(batch), ', and generation ',
+        {generation}, ' has those from ', {since}, ' to ', {last}) AS what
+FROM silver GROUP BY generation
+-- What a jump that is not decided has written belongs to no batch, and counts for nothing.
+HAVING generation = {generation} AND (min(batch) < {since} OR max(batch) > {last})
+    OR coalesce(generation, -1) NOT IN ({numbers}) AND min(batch) IS NOT NULL
+
 -- repeated
 SELECT `partition`, tenant, merge_key, ms(event_time) AS event_time,
     concat(count(*), ' rows with the same partition, key and event time') AS what

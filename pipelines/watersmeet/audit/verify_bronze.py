@@ -286,25 +286,6 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
                 )
 
 
-def check_numbers(evidence: Evidence, findings: Findings) -> None:
-    """Check that silver has rows of the generation's batches alone under its number."""
-    if not evidence.reader.exists(tables.SILVER):
-        return
-    values = {"first": ("min", "batch"), "last": ("max", "batch")}
-    own = evidence.generation
-    for row in evidence.reader.summary(tables.SILVER, ["generation"], values).to_pylist():
-        number, first, last = row.values()
-        is_known = number in (each.number for each in evidence.generations)
-        is_within = first is None or (first >= own.from_batch and last <= evidence.last_batch)
-        # What a jump that is not decided has written belongs to no batch, and counts for nothing.
-        if (number == own.number and not is_within) or (not is_known and first is not None):
-            what = (
-                f"rows are of batches from {first} to {last}, and generation {own.number} has "
-                f"those from {own.from_batch} to {evidence.last_batch}"
-            )
-            findings.add(what, f"silver: generation {number}")
-
-
 def check_keys(
     evidence: Evidence,
     tp: TopicPartition,

@@ -56,6 +56,11 @@ class RowChecks:
 
     def check(self) -> None:
         """Find what is wrong."""
+        numbers = ", ".join(str(each.number) for each in self.evidence.generations)
+        since = self.evidence.generation.from_batch
+        for row in self._rows("numbers", since=since, numbers=numbers):
+            where = f"silver: generation {row['generation']}"
+            self.report["batches"].add(row["what"], where)
         for query, names in (("repeated", {}), ("closed", {"epochs": self._windows()})):
             for row in self._rows(query, **names):
                 self.report["rows of silver"].add(row["what"], place_of(row))
