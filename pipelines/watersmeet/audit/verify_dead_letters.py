@@ -31,6 +31,7 @@ from watersmeet.core.sequence import LIFE
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
+from watersmeet.lake.chunks import records_at
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.published import last_letters
 from watersmeet.lake.table_reader import Condition, TableReader
@@ -250,7 +251,7 @@ class _InputCheck:
         evidence = self.evidence
         is_asked = is_known & ((offsets + evidence.last_batch) % evidence.one_in == 0)
         is_asked[~is_known] = self._is_judged(offsets[~is_known])
-        records = self._records(offsets[is_asked])
+        records = {row["offset"]: row for row in self._records(offsets[is_asked])}
         actual, expected = [], []
         for i in np.flatnonzero(is_asked).tolist():
             letter = in_order[i]
@@ -278,16 +279,12 @@ class _InputCheck:
         missing = np.setdiff1d(self._offsets, sent)
         missing = missing[(missing >= begin) & (missing < until)]
         missing = missing[~self._is_readded(missing)]
-        for at in range(0, len(missing), READ):
-            some = missing[at : at + READ]
-            records = self._records(some)
-            for offset in some.tolist():
-                if offset not in records or not _is_forgotten(records[offset]):
-                    place = self.evidence.at(self.tp, offset)
-                    where = f"{self.topic.name}[{self.tp.partition}]: {place}"
-                    what = f"a record of {self.topic.table} is missing"
-                    what += ", although the topic has later ones"
-                    self.findings.add(what, where, self.topic.repair_hint)
+        forgotten = [row["offset"] for row in self._records(missing) if _is_forgotten(row)]
+        for offset in np.setdiff1d(missing, forgotten).tolist():
+            place = self.evidence.at(self.tp, offset)
+            where = f"{self.topic.name}[{self.tp.partition}]: {place}"
+            what = f"a record of {self.topic.table} is missing, although the topic has later ones"
+            self.findings.add(what, where, self.topic.repair_hint)
 
     def _right(self, letter: DeadLetter, record: Mapping[str, Any]) -> Row:
         _, key, value, headers, _, size = letter.content
@@ -310,7 +307,7 @@ class _InputCheck:
             return is_judged
         if (tables.QUARANTINE, tp.partition) in evidence.floors.times:
             # Of others nothing is left.
-            is_judged &= np.array([o in self._records(offsets) for o in offsets.tolist()], bool)
+            is_judged &= np.isin(offsets, [row["offset"] for row in self._records(offsets)])
         is_judged &= offsets >= evidence.cursor_of(tp).next_offset
         first = evidence.generations[0]
         is_judged &= offsets >= first.begin.get(tp, 0)
@@ -343,19 +340,14 @@ class _InputCheck:
             is_readded |= (offsets >= since) & (offsets < until)
         return is_readded
 
-    def _records(self, offsets: Ints) -> dict[int, dict[str, Any]]:
-        if not len(offsets):
-            return {}
-        span: list[Condition] = [
-            ("partition", "=", self.tp.partition),
-            ("offset", ">=", int(offsets.min())),
-            ("offset", "<=", int(offsets.max())),
-            ("offset", "in", offsets.tolist()),
-        ]
-        columns = ["offset", "key", "value", "headers", "reason", "detail", "heartbeat"]
+    def _records(self, offsets: Ints) -> Iterator[dict[str, Any]]:
+        columns = ["partition", "offset", "key", "value", "headers", "reason", "detail"]
         table = tables.bronze(self.tp.input.source)
-        rows = self.evidence.reader.select(table, columns, of_topic(self.tp.input, [span]))
-        return {row["offset"]: row for row in rows.to_pylist()}
+        places = ((self.tp.partition, offset) for offset in offsets.tolist())
+        for rows in records_at(
+            self.evidence.reader, self.tp.input, table, places, [*columns, "heartbeat"]
+        ):
+            yield from rows.to_pylist()
 
 
 def _is_forgotten(record: Mapping[str, Any]) -> bool:
