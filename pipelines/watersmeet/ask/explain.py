@@ -204,7 +204,6 @@ class _Explained:
         return "; not published yet" + (", or lost in a failure (at_most_once)" if is_once else "")
 
     def _why_too_large(self, row: Row, batch: int) -> str:
-        """Return why a merge record has no parts; nothing where it has some."""
         if row["parts"]:
             return ""
         count, bounds = row["record_count"], self.epochs.of(batch).settings.merge.bounds
@@ -296,7 +295,6 @@ class _Explained:
         return versions
 
     def _late_born(self) -> list[JsonObject]:
-        """Return the records that late ones have opened, each as its newest version has it."""
         newest = {_record_of(row): row for row in self.corrections if row["is_late_born"]}
         came = {place_of(row): row for row in self.corrections}
         return [
@@ -437,7 +435,6 @@ class _Explained:
 
     @cached_property
     def _state(self) -> State:
-        """The state of the merge after the last batch."""
         return state_at(self.reader, self.history, self.generations.of(self.batch), self.batch)
 
     def _tenant_clock(self, partition: int, tenant: str) -> str:
@@ -477,5 +474,4 @@ def _columns(row: Row, *names: str) -> JsonObject:
 
 
 def _tenant_of(row: Row) -> JsonObject:
-    """Return a row's tenant as the answer has it: nothing where there are no tenants."""
     return {} if row["tenant"] == NO_TENANT else {"tenant": row["tenant"]}

@@ -112,7 +112,6 @@ def _syntax_error(text: str, error: ParseError) -> ConfigurationError:
 
 
 def _tables(text: str, statement: exp.Expr, tables: Collection[str]) -> Iterator[str]:
-    """Yield the tables and views that a query names, each once."""
     own = {cte.alias for cte in statement.find_all(exp.CTE)}
     seen = set[str]()
     for table in statement.find_all(exp.Table):

@@ -190,7 +190,6 @@ class _LakeFigures:
     # -- partitions
 
     def partitions(self) -> Figure:
-        """Return each partition's clock, and what became of its records."""
         counts = count_outcomes(self.reader, self.settings, self.history)
         for table in ("progress", *map(bronze, self.sources)):
             sql = f"SELECT `partition`, count(*) AS n FROM {table} GROUP BY `partition`"
@@ -220,10 +219,6 @@ class _LakeFigures:
         )
 
     def slowest_tenants(self) -> Iterator[Figure]:
-        """Yield a table of the tenants that are furthest behind the clock of their partition.
-
-        Only tenants with something open or waiting are in it.
-        """
         if not self.settings.merge.has_tenants:
             return
         title = "Slowest tenants"
@@ -257,7 +252,6 @@ class _LakeFigures:
         yield Figure(title, caption, found)
 
     def refused(self) -> Figure:
-        """Return how many records are in no merge record, and why."""
         found = self.rows(
             "SELECT reason, source, topic, count(*) AS n FROM quarantine "
             "GROUP BY reason, source, topic"
@@ -340,7 +334,6 @@ class _LakeFigures:
         return f"ms({column}) >= {self.since}"
 
     def clock_figure(self, steps: Steps, x: Any) -> Figure:
-        """Return each partition's clock after the last batch of each step."""
         at = steps.of("ms(committed_at)")
         found = self.rows(
             "SELECT `partition`, at, clock FROM (SELECT `partition`, {at} + {width} AS at, clock, "
@@ -367,10 +360,6 @@ class _LakeFigures:
         return drawn(title, caption, drawn_rows, lines, nothing=_NO_CLOCK, height=240)
 
     def lead_figures(self, steps: Steps, x: Any) -> Iterator[Figure]:
-        """Yield each source's largest lead over the clock in each step, all to one scale.
-
-        Steps in which the idle policy decided for the source are shaded.
-        """
         at = steps.of("ms(committed_at)")
         found = self.rows(
             f"SELECT source, topic, `partition`, {at} AS at, max(ms(head) - ms(clock)) AS lead "
@@ -405,7 +394,6 @@ class _LakeFigures:
             )
 
     def delay_figure(self, steps: Steps, x: Any) -> Figure:
-        """Return the delay of each layer's work behind event time."""
         at = steps.of("ms(committed_at)")
 
         found = []
@@ -433,7 +421,6 @@ class _LakeFigures:
     # -- Kafka's timestamps
 
     def arrivals(self) -> Figure:
-        """Return bronze's records by Kafka's timestamps."""
         title = "Bronze: records per second"
         sent = "ms(kafka_timestamp)"
         is_in_range = f"{sent} BETWEEN 0 AND {LAST_EVENT_TIME_MS}"
@@ -587,9 +574,6 @@ class _LakeFigures:
         return drawn(title, caption, found, columns, nothing=_NONE_FINISHED, height=180)
 
     def open_figure(self, span: Mapping[str, int]) -> Figure:
-        """Return how many merge records are open at a time, up to the largest clock, or until none
-        is.
-        """
         clock = max([span["last"], *self.clocks.values()])
         until = min(clock, max(span["last"], span["due"] or 0))
         steps = Steps.over([span["first"], span["last"], until], STEPS)

@@ -190,7 +190,6 @@ NOWHERE: Final = _Place()
 def _places(
     reader: TableReader, settings: Settings, newest: Generation
 ) -> dict[TopicPartition, _Place]:
-    """Return where every topic-partition of the lake stands, in the newest generation."""
     merged = rows(
         reader,
         "SELECT source, topic, `partition`, until_offset, position FROM progress WHERE batch = "

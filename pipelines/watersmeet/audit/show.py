@@ -156,9 +156,6 @@ def _reasons(partition: Row) -> str:
 
 
 def _tenants(partition: Row) -> list[RenderableType]:
-    """Return a line that says how many tenants have something open or waiting, which of them is
-    behind, and whose record is far ahead.
-    """
     if "tenants" not in partition:
         return []
     facts = [f"tenants [bold]{partition['tenants']:,}[/]"]
@@ -298,7 +295,6 @@ def evolve_view(answer: Row) -> Group | str:
 
 
 def _field_taken_up(row: Row) -> str:
-    """Return what becomes of a field that the schema of the lake lacks."""
     has = f"{row['records']:,} of the last {row['of']:,} records in bronze have it"
     becomes = "kept from then on" if row["taken_up"] else "still dropped"
     return f"sources.{row['source']}.schema, field {row['field']}: {becomes}; {has}"
@@ -327,7 +323,6 @@ def _parts(schema: str) -> dict[str, Any]:
 
 
 def _rule(field: str, value: Any) -> str:
-    """Return a rule as text that fits a line."""
     if value is None:
         return "none"
     if field in ("merge.timeout", "merge.tenant_max_lag", "merge.max_future"):
@@ -477,7 +472,6 @@ def explain_view(answer: Row) -> Group:
 
 
 def _unmerged(title: str, rows: Sequence[Row], names: Sequence[str]) -> Iterator[RenderableType]:
-    """Yield records that were not merged, the newest, and why not."""
     if not rows:
         return
     many, tenant = "", ("tenant",) if "tenant" in rows[0] else ()

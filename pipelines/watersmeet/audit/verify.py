@@ -344,7 +344,6 @@ class _Group:
     messages: dict[int, MessageCheck] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Check all batches in the partitions, and then what they have left unfinished."""
         evidence = self.evidence
         self._begin()
         if self.sequences and evidence.following is None:
@@ -388,7 +387,6 @@ class _Group:
             self.messages[p].check(own, clock, evidence.generation, is_judged=is_judged)
 
     def _check_earlier(self, generation: Generation) -> None:
-        """Compare the messages of a generation before the newest."""
         evidence = self.evidence
         last = read_last_batch(evidence.reader, evidence.generations, generation)
         earlier = replace(evidence, generation=generation, last_batch=last)
@@ -402,7 +400,6 @@ class _Group:
                 self.messages[p].check(own, clock, generation, is_judged=False)
 
     def _read_bronze(self, until: Mapping[TopicPartition, int]) -> None:
-        """Read bronze on up to these offsets, and check that it has each offset."""
         for tp, begin, records in extend_beyond(self.evidence, self.logs, until):
             self.checks[tp.partition].take(tp.input, records)
             log, bronze = self.logs[tp], self.report["bronze"]

@@ -178,7 +178,6 @@ class Derivation:
         )
 
     def _merged(self, row: Mapping[str, Any]) -> MergeRecord:
-        """Return the merge record that a row of silver has, with all records that joined it."""
         key, tenant = row["merge_key"], row["tenant"]
         merged = MergeRecord(key, row["event_time"], row["last_event_time"], {}, tenant)
         merged.count, merged.size = row["record_count"], row["record_bytes"]
@@ -463,7 +462,6 @@ def _count_until(records: Sequence[tuple[int, Record]], until: int, clock: int) 
 def _deliver(
     model: PartitionMerge, input_id: InputId, records: Sequence[tuple[int, Record]]
 ) -> None:
-    """Give the model records of an input, with the positions that they have among all records."""
     if records:
         state = model.states.setdefault(input_id, SourceState())
         state.head = records[-1][0]

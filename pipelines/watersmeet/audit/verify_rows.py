@@ -89,7 +89,6 @@ class RowChecks:
                 self.report["sink"].add(what, f"silver: {at}")
 
     def _check_batches(self) -> None:
-        """Find what is wrong with rows `batch` and `idle` by themselves."""
         evidence, findings = self.evidence, self.report["batches"]
         generation, inputs = evidence.generation, evidence.settings.inputs
         every = [TopicPartition(i, p) for i in inputs for p in range(evidence.partitions)]

@@ -220,7 +220,6 @@ def _for_model(rows: pa.Table) -> pa.Table:
 
 
 def _described(row: Mapping[str, Any], names: Mapping[InputId, str]) -> str:
-    """Return a row of silver for a sentence; `names`: those of the inputs."""
     status, time = row["status"], row["event_time"]
     at = ""
     if row["source"] is not None and status != "waiting":
