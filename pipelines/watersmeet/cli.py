@@ -334,6 +334,7 @@ def verify(
     """Check the promises on the data itself: Kafka, bronze, silver, the sink; exit status 3 where
     one is broken."""
     from watersmeet.audit.rebuild import rebuilt_settings, verify_against
+    from watersmeet.audit.verify import has_lake
     from watersmeet.audit.verify import verify as find_broken
 
     settings = load_settings(config)
@@ -348,6 +349,8 @@ def verify(
     verdict = "every promise is kept"
     if against is not None:
         verdict = f"silver and late are the same as in {against}"
+    elif not has_lake(reader, settings):
+        verdict = "nothing to check"
     elif not full:
         verdict += " (silver: for a sample of its keys; --full checks all of them)"
     view = (lambda _: f"{config}: {verdict}") if result["ok"] else show.problems_view

@@ -31,7 +31,7 @@ from watersmeet.lake.generations import Generation
 from watersmeet.lake.history import History, read_history
 from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.published import last_tails
+from watersmeet.lake.published import last_tails_in, topic_of
 from watersmeet.lake.quality import last_results
 from watersmeet.lake.schemas import FULL, schema_ids, unknown_schemas
 from watersmeet.lake.snapshot import Snapshot
@@ -329,8 +329,10 @@ def _count_messages(
     history: History,
     counts: defaultdict[int, Counter[str]],
 ) -> None:
-    tails = last_tails(reader, MERGED)
-    corrected = last_tails(reader, CORRECTED) if tables.has_corrections(settings) else {}
+    tails, corrected = (
+        last_tails_in(reader, sequence, topic_of(settings, sequence))
+        for sequence in (MERGED, CORRECTED)
+    )
     for name, found in (("published", tails), ("corrections_published", corrected)):
         for p, tail in found.items():
             counts[p][name] = tail.seq + 1

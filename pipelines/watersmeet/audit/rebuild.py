@@ -138,6 +138,7 @@ def rebuild(
     answer = {
         "into": str(directory),
         "batch": evidence.last_batch,
+        "after_batch": None if since < 0 else since,
         "generation": begin.number,
         "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": target.merge.timeout_ms},
         "window": {"lake": _window_of(settings), "rebuilt": _window_of(target)},

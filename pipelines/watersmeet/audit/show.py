@@ -248,6 +248,8 @@ def forget_view(answer: Row) -> Group:
     elsewhere = _fields(held, held_elsewhere="where", records="records", until="until")
     hint = "" if answer["applied"] else "\nNothing was changed. Do it with --apply."
     sent = f"\nTombstones sent: {answer['tombstones']}" if answer["tombstones"] else ""
+    if any(row["records"] is None and row["where"].startswith("topic ") for row in held):
+        hint = "\nNo table has the key. If it was forgotten before, these may have it still."
     return Group(table, "", elsewhere, hint or sent)
 
 
@@ -257,8 +259,9 @@ def reset_view(answer: Row) -> Group:
     verb = "were" if is_done else "would be"
     titled = {"from": "from_offset", "to": "to_offset", "skipped": "skipped"}
     table = _fields(answer["jumps"], "source", "partition", **titled, read_again="read_again")
+    to = utc(int(answer["to"])) if answer["to"].isdecimal() else answer["to"]
     said = (
-        f"{'jumped' if is_done else 'would jump'} to {answer['to']}; "
+        f"{'jumped' if is_done else 'would jump'} to {to}; "
         f"{answer['open_records_closed']:,} open records, "
         f"{answer['unpublished_records_closed']:,} finished ones and "
         f"{answer['corrections_closed']:,} corrections {verb} closed unpublished"
@@ -414,6 +417,8 @@ def rebuild_view(answer: Row) -> Group:
         hint = f"T: the timeout; {hint}"
     if rules[0] == rules[1]:
         hint += f"\nRow by row: watersmeet verify --against {escape(answer['into'])}"
+    if (since := answer["after_batch"]) is not None:
+        hint += f"\nWhat was final by batch {since:,} does not count: `keep` has deleted rows of it"
     generation = f" of generation {answer['generation']}" if answer.get("generation") else ""
     heading = f"silver up to batch {answer['batch']}{generation}, derived again into "
     return Group(heading + escape(answer["into"]), columns(titles, rows), hint)

@@ -221,6 +221,9 @@ def _check_once(
         return answer([damaged], [UNREADABLE]), Snapshot(reader, settings)
     topics, partitions = _read_topics(reader, settings, timeout_s)
     snapshot = Snapshot(reader, settings)
+    if generation is None and not has_lake(snapshot, settings):
+        note = f"there is no lake at {Lake(settings).location}: nothing was checked"
+        return answer([_orphaned(topics)], [note]), snapshot
     history = read_history(snapshot, settings)
     every = [entry.number for entry in history.generations]
     is_every = is_full and generation is None and bool(every)
@@ -237,8 +240,11 @@ def _check_once(
             f"generations before {first_base.generation} are not judged: `keep` has deleted rows "
             "of them"
         )
-    if not any(map(snapshot.exists, tables.layout(settings))):
-        notes.append(f"there is no lake at {Lake(settings).location}")
+    if first_base is not None:
+        notes.append(
+            f"what was final by batch {first_base.batch} is not judged: `keep` has deleted rows "
+            "of it"
+        )
     if aside := moved_aside(Lake(settings)):
         notes.append(
             "a power cut had left what nothing relied on, which was made again; a start has moved "
@@ -258,6 +264,24 @@ def _check_once(
         findings += own_findings
         notes += [note for note in own_notes if note not in notes]
     return answer(findings, notes), snapshot
+
+
+def has_lake(reader: TableReader, settings: Settings) -> bool:
+    """Return True where there is any table of the lake."""
+    return any(map(reader.exists, tables.layout(settings)))
+
+
+def _orphaned(topics: _Topics) -> Findings:
+    """Find topics with messages of a lake that is not there."""
+    findings = Findings("tables")
+    for each in topics.sequences:
+        if any(first < end for first, end in each.bounds.values()):
+            findings.add(
+                "it has messages, and there is no lake that has published them",
+                each.topic,
+                "correct `lake`, or begin a new lake with `kafka.start: sink`, which takes them up",
+            )
+    return findings
 
 
 def lost_bases(reader: TableReader, history: History) -> Findings:

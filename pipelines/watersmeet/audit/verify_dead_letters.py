@@ -312,9 +312,18 @@ class _InputCheck:
         first = evidence.generations[0]
         is_judged &= offsets >= first.begin.get(tp, 0)
         if first.kind == "sink" or first.begin.get(tp, 0):
-            # The lost lake may have sent records that this one has not come to yet.
-            is_judged &= offsets < self._reached()
+            # The lost lake may have sent records that this one has not come to yet, or passes over.
+            is_judged &= (offsets < self._reached()) & ~self._is_passed(offsets)
         return is_judged
+
+    def _is_passed(self, offsets: Ints) -> npt.NDArray[np.bool_]:
+        if not (self._is_late and len(offsets)):
+            return np.zeros(len(offsets), bool)
+        own: list[Condition] = [("partition", "=", self.tp.partition)]
+        own.append(("offset", "in", offsets.tolist()))
+        where = of_input(self.tp.input, [own])
+        rows = self.evidence.reader.select(tables.PASSED, ["offset"], where)
+        return np.isin(offsets, numbers(rows["offset"]))
 
     def _reached(self) -> int:
         if self._is_late:

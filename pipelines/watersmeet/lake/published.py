@@ -125,6 +125,19 @@ def last_tails(
     return {p: tail for p, tail in tails if last[p] == tail.seq}
 
 
+def last_tails_in(
+    reader: TableReader, sequence: sequences.Sequence, topic: str | None
+) -> dict[int, Tail]:
+    """Return what `last_tails` does, of the topic with this name as it was when it was noted last.
+
+    Empty where nothing was noted of it.
+    """
+    if topic is None or not reader.exists(tables.PUBLISHED):
+        return {}
+    sink = last_sink(reader, sequence, [("topic", "=", topic)])
+    return {} if sink is None else last_tails(reader, sequence, sink)
+
+
 def _tails(
     reader: TableReader, sequence: sequences.Sequence, conditions: Sequence[Condition]
 ) -> list[tuple[int, Tail]]:

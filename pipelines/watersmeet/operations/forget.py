@@ -297,13 +297,14 @@ class Forgetting:
     def _further_copies(self) -> Iterator[dict[str, Any]]:
         """Yield where the key stays for longer: time travel and change files, and the topics.
 
-        Each row has the number of records and their end (epoch ms; None: unknown).
+        Each row has the number of records and their end (epoch ms), each None where it is unknown.
         """
-        if self.is_there:
+        since = now_ms() if self.is_there else self._last_erased
+        if since is not None:
             yield {
                 "where": "time travel and change files",
                 "records": None,
-                "until": now_ms() + self.settings.retention_ms,
+                "until": since + self.settings.retention_ms,
             }
         cluster = Cluster(self.settings.kafka)
         for input_id in self.settings.inputs:
@@ -327,6 +328,17 @@ class Forgetting:
             )
             yield self._topic_row(cluster, topic, records)
 
+    @cached_property
+    def _last_erased(self) -> int | None:
+        """Where no table has the key, the last time (epoch ms) that any was forgotten, perhaps this
+        one: then nothing says how many records of it there are elsewhere.
+        """
+        if self.is_there or not self.reader.exists(tables.ERASED):
+            return None
+        last = self.reader.summary(tables.ERASED, [], {"last": ("max", "erased_at")})["last"][0]
+        at: int | None = last.as_py()
+        return at
+
     def _published(self, sequence: sequences.Sequence) -> int:
         last = {p: tail.place for p, tail in last_tails(self.reader, sequence).items()}
         if not last:
@@ -341,12 +353,14 @@ class Forgetting:
         `until`: if the topic has a retention, that long from now, at the latest.
         """
         until = None
+        is_unknown = self._last_erased is not None
         with suppress(KafkaAccessError):  # without DESCRIBE_CONFIGS, Kafka does not say
-            topic_settings = cluster.topic_settings(topic) if records else {}
+            topic_settings = cluster.topic_settings(topic) if records or is_unknown else {}
             if "delete" in topic_settings.get("cleanup.policy", ""):
                 retention_ms = int(topic_settings["retention.ms"])
                 until = now_ms() + retention_ms if retention_ms >= 0 else None
-        return {"where": f"topic {topic}", "records": records, "until": until}
+        found = None if is_unknown else records
+        return {"where": f"topic {topic}", "records": found, "until": until}
 
     # -- erasing
 
