@@ -619,9 +619,20 @@ def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(
     river: River, tmp_path: Path
 ) -> None:
     settings = settings_of(river.kafka, tmp_path, "verified", "nowhere", kafka__start="latest")
-    note = f"there is no lake at {Lake(settings).location}"
+    note = f"there is no lake at {Lake(settings).location}: nothing was checked"
     assert verify(reader_of(settings), settings) == {"ok": True, "problems": [], "notes": [note]}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_topics_with_messages_of_a_lake_that_is_not_there_are_kept_and_named(
+    river: River, tmp_path: Path
+) -> None:
+    settings = river.settings.model_copy(update={"lake": str(tmp_path / "nowhere")})
+    found = verify(reader_of(settings), settings, full=True)
+    [problem] = found["problems"]
+    assert problem["where"] == settings.publish.topic
+    assert "`kafka.start: sink`" in problem["fix"]
+    assert len(found["notes"]) == 1
 
 
 @pytest.mark.promise("A1")

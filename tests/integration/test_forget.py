@@ -122,6 +122,8 @@ def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(
         "nor does the log say whom it forgot"
     )
     assert json.loads(here(river, "explain", KEY, "--json"))["records"] == []
+    later = {row["where"]: row["records"] for row in forget(river)["held"]}
+    assert later == dict.fromkeys(held), "nothing says any more how many there are"
 
     assert river.broken_promises() == []
     into = tmp_path / "rebuilt"

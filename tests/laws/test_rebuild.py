@@ -160,6 +160,8 @@ def test_under_another_timeout_it_is_what_the_model_makes_of_it(
     (full / "something").touch()
     with pytest.raises(ConfigurationError, match="is not an empty folder"):
         rebuild(lake.reader, settings, full)
+    with pytest.raises(ConfigurationError, match="cannot be made"):
+        rebuild(lake.reader, settings, full / "something" / "below")
     with pytest.raises(ConfigurationError, match="holds no complete rebuild"):
         verify_against(lake.reader, reader_of(lake, full), settings, full)
 
