@@ -105,9 +105,7 @@ def test_whatever_is_merged_and_published(new_lake: MakeLake, kafka: str) -> Non
     assert total(at_the_end, "not_in_silver") == total(at_the_end, "in_former_sink") == 0
 
 
-def test_messages_are_those_of_the_sink_that_is_configured(
-    new_lake: MakeLake, kafka: str
-) -> None:
+def test_messages_are_those_of_the_sink_that_is_configured(new_lake: MakeLake, kafka: str) -> None:
     lake = made(new_lake, kafka, "another-sink", rich_cases(PARTITIONS, 3301))
     *_, at_the_end = steps(lake)
     publish = lake.settings.publish.model_copy(update={"topic": "not-there-yet"})
