@@ -374,7 +374,9 @@ def check_view(answer: Row) -> Group:
     ]
     if answer["nothing_new"]:
         names = escape(", ".join(answer["nothing_new"]))
-        lines.append(f"nothing new since the last check: {names}")
+        is_empty = answer["version"] is None
+        said = "nothing to check yet" if is_empty else "nothing new since the last check"
+        lines.append(f"{said}: {names}")
     if results:
         some = f"{len(failed)} of {len(results)} expectations are not met"
         lines.append(f"[bold]{some if failed else 'every expectation is met'}[/]")

@@ -297,7 +297,8 @@ class Jump:
                     f"{first.begin[jump.tp]} of {jump.tp.input.topic}[{jump.tp.partition}]: its "
                     "sink was taken up there",
                     where="--to",
-                    fix="jump to a later time, or begin a lake with another `publish.topic`",
+                    fix="jump to a later time or to the latest, or begin a lake with another "
+                    "`publish.topic`",
                 )
         last = last_batch(self._reader)
         clocks = {} if last is None else last.clocks
