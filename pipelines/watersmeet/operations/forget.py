@@ -353,13 +353,12 @@ class Forgetting:
         `until`: if the topic has a retention, that long from now, at the latest.
         """
         until = None
-        is_unknown = self._last_erased is not None
         with suppress(KafkaAccessError):  # without DESCRIBE_CONFIGS, Kafka does not say
-            topic_settings = cluster.topic_settings(topic) if records or is_unknown else {}
+            topic_settings = cluster.topic_settings(topic) if records else {}
             if "delete" in topic_settings.get("cleanup.policy", ""):
                 retention_ms = int(topic_settings["retention.ms"])
                 until = now_ms() + retention_ms if retention_ms >= 0 else None
-        found = None if is_unknown else records
+        found = records if self._last_erased is None else None
         return {"where": f"topic {topic}", "records": found, "until": until}
 
     # -- erasing
