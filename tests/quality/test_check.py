@@ -17,12 +17,14 @@ from tests.support.corrections import corrections_of, late_duplicates_of
 from tests.support.lakes import KAFKA_TIME_US, CaseLake
 from tests.support.quality import NOW_MS, QualityLake, expected, suite_file
 from watersmeet.audit.show import check_view
+from watersmeet.core.sequence import Tail
 from watersmeet.dev.init import schemas_directory
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.location import Lake
+from watersmeet.lake.progress import last_batch
 from watersmeet.lake.quality import Checked, append_results, last_results, last_versions
 from watersmeet.lake.table_reader import row_count
 from watersmeet.quality import rows
@@ -324,6 +326,21 @@ def test_by_spark_a_check_finds_the_same(root_session: SparkSession, tmp_path: P
     assert found["ok"] is in_memory["ok"] is False
     again = check(by_spark, lake.settings, lake.suites, NOW_MS)
     assert {result.table for result in again.results} == {"progress"}, "nothing else is new"
+
+
+def test_rows_that_are_never_published_hold_no_check_of_the_sink_back(tmp_path: Path) -> None:
+    """They sort before the message behind which their generation began."""
+    lake = QualityLake(tmp_path, cases=rich_cases(6))
+    lake.flow(0.4)
+    behind = Tail(99, (10**9, b"", 10**9, b"z"), 99, 10**9)
+    lake.lake.jump(dict.fromkeys(lake.lake.every, 0), dict.fromkeys(range(6), behind))
+    lake.flow(1.0)
+    reader = lake.engine.reader
+    last = last_batch(reader)
+    assert last is not None
+    finished = [("status", "=", "timed_out"), ("generation", "=", 1)]
+    assert row_count(reader, tables.SILVER, [finished]) > 0
+    assert rows.published_until(reader, lake.settings, last.batch) == last.batch
 
 
 @pytest.mark.promise("A18")
