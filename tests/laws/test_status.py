@@ -103,6 +103,8 @@ def test_whatever_is_merged_and_published(new_lake: MakeLake, kafka: str) -> Non
     assert total(published, "to_publish") == 0
     assert [at["not_valid_reasons"] for at in at_the_end] == [{"too_large": 1}] * PARTITIONS
     assert total(at_the_end, "not_in_silver") == total(at_the_end, "in_former_sink") == 0
+    Forgetting(lake.reader, lake.settings, "a").erase(lake.owner())
+    assert total(shown(lake), "not_in_silver") > 0, "the messages of what was forgotten"
 
 
 def test_messages_are_those_of_the_sink_that_is_configured(new_lake: MakeLake, kafka: str) -> None:
@@ -113,8 +115,6 @@ def test_messages_are_those_of_the_sink_that_is_configured(new_lake: MakeLake, k
     of_other = status(lake.reader, settings, 0.5)["partitions"]
     assert total(of_other, "published") == 0
     assert total(of_other, "to_publish") == total(at_the_end, "published") > 0
-    Forgetting(lake.reader, lake.settings, "a").erase(lake.owner())
-    assert total(shown(lake), "not_in_silver") > 0, "the messages of what was forgotten"
 
 
 def test_with_tenants_and_a_window(new_lake: MakeLake, kafka: str) -> None:
