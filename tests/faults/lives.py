@@ -58,7 +58,7 @@ import watersmeet.lake.lease
 import watersmeet.operations.evolve
 import watersmeet.operations.forget
 import watersmeet.running.runner
-from tests.faults.command import brokered, is_on, lying, say
+from tests.faults.command import brokered, is_on, lying, say, session_for
 from tests.faults.power import CALLS, LAKES, lose_power
 from tests.support.cases import SOURCES, heartbeat
 from tests.support.commands import in_process
@@ -1266,10 +1266,7 @@ def _prepare(engine: str) -> None:
     """A process that is to live lives."""
     stack = ExitStack()
     stack.enter_context(quick_lives())
-    if engine == "spark":
-        from watersmeet.engine.session import spark_session
-
-        spark_session({"spark.sql.shuffle.partitions": "2"})
+    session_for(engine)
     _begun.append(stack)
 
 

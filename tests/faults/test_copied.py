@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 from tests.faults.power import drawn
-from tests.faults.wired import broken_by
+from tests.faults.wired import MODES, broken_by
 from tests.support.effort import first_then_nightly
 from tests.support.lives import points_reached
 from tests.support.rivers import Losses, River
 from watersmeet.errors import FencedError, LakeBehindError
-
-MODES = ("exactly_once", "at_least_once", "at_most_once")
 
 pytestmark = [
     pytest.mark.promise("N82"),

@@ -104,13 +104,13 @@ def rebuild(
         raise ConfigurationError(
             f"{directory} is not an empty folder", where="--into", fix="name a new one"
         )
+    settings.merge.check_tenants("--tenant-max-lag", lag_ms)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
             f"{directory} cannot be made ({error.strerror})", where="--into", fix="name another one"
         ) from None
-    settings.merge.check_tenants("--tenant-max-lag", lag_ms)
     version = _version_of(evidence)
 
     def rebuilt(epoch_settings: Settings) -> Settings:

@@ -248,7 +248,7 @@ def forget_view(answer: Row) -> Group:
     elsewhere = _fields(held, held_elsewhere="where", records="records", until="until")
     hint = "" if answer["applied"] else "\nNothing was changed. Do it with --apply."
     sent = f"\nTombstones sent: {answer['tombstones']}" if answer["tombstones"] else ""
-    if any(row["records"] is None and row["where"].startswith("topic ") for row in held):
+    if all(row["records"] is None for row in held):
         hint = "\nNo table has the key. If it was forgotten before, these may have it still."
     return Group(table, "", elsewhere, hint or sent)
 

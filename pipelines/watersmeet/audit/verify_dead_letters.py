@@ -317,11 +317,13 @@ class _InputCheck:
         return is_judged
 
     def _is_passed(self, offsets: Ints) -> npt.NDArray[np.bool_]:
-        if not (self._is_late and len(offsets)):
+        if not self._is_late:
             return np.zeros(len(offsets), bool)
-        own: list[Condition] = [("partition", "=", self.tp.partition)]
-        own.append(("offset", "in", offsets.tolist()))
-        where = of_input(self.tp.input, [own])
+        its: list[Condition] = [
+            ("partition", "=", self.tp.partition),
+            ("offset", "in", offsets.tolist()),
+        ]
+        where = of_input(self.tp.input, [its])
         rows = self.evidence.reader.select(tables.PASSED, ["offset"], where)
         return np.isin(offsets, numbers(rows["offset"]))
 
