@@ -465,7 +465,7 @@ class DryRun:
             rows = rows.filter(pc.equal(rows[name], value))
         for partition in sorted(pc.unique(rows["partition"]).to_pylist()):
             its = sequence.in_order(rows.filter(pc.equal(rows["partition"], partition)))
-            values = values_under(self.settings, sequence, its)
+            values, _ = values_under(self.settings, sequence, its)
             made, _ = sequence.messages(its, values, None)
             yield from (self._message(partition, message) for message in made.to_pylist())
 

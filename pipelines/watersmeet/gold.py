@@ -237,13 +237,15 @@ class Gold:
             with self.owner.step("gold", "publish"):
                 self._publisher.send(self.sequence.messages(backlog, tails, headers, {}))
             return promised
-        ends: dict[int, Tail] = {}
-        messages = self.sequence.messages(backlog, tails, headers, ends)
+        made: dict[int, Publication] = {}
+        messages = self.sequence.messages(backlog, tails, headers, made)
         with self.owner.step("gold", "publish"):
-            check = partial(self._check_sink, tails, ends)
+            check = partial(self._check_sink, tails, made)
             offsets = self._publisher.send(messages, check)
-        ends = {p: end._replace(offset=offsets[p]) for p, end in ends.items()}
-        publications = _publications(ends, tails)
+        publications = [
+            each._replace(tail=each.tail._replace(offset=offsets[p]))
+            for p, each in sorted(made.items())
+        ]
         fault_point("gold.note")
         with self.owner.step("gold", "note"):
             self._note(publications)
@@ -251,10 +253,10 @@ class Gold:
 
     def _promised(self, backlog: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """Return what `at_most_once` notes before it publishes; no offset can be known yet."""
-        ends: dict[int, Tail] = {}
-        for _ in self.sequence.messages(backlog, tails, {}, ends):
+        made: dict[int, Publication] = {}
+        for _ in self.sequence.messages(backlog, tails, {}, made):
             pass
-        return _publications(ends, tails)
+        return [publication for _, publication in sorted(made.items())]
 
     # -- the table `published`, and the sink
 
@@ -273,6 +275,7 @@ class Gold:
                 "partition": p.partition,
                 "first_seq": p.first_seq,
                 "last_seq": p.tail.seq,
+                "failed_values": p.failed_values,
                 "sink_offset": p.tail.offset,
                 **columns_of(self.kind, p.tail),
                 **noted,
@@ -310,17 +313,17 @@ class Gold:
         return self._cluster.identified(self.sequence.topic)
 
     def _check_sink(
-        self, tails: Mapping[int, Tail], ends: Mapping[int, Tail], offsets: Offsets
+        self, tails: Mapping[int, Tail], made: Mapping[int, Publication], offsets: Offsets
     ) -> None:
         """Raise SinkReplacedError if the topic is not the one whose tails were read, or has lost
-        its end since: then messages up to these ends cannot lie behind these tails.
+        its end since: then these messages cannot lie behind these tails.
 
         A new topic has a sequence of its own.
         """
         has_lost_its_end = any(
             offset is not None
             and (tail := tails.get(p)) is not None
-            and offset < (tail.offset or 0) + ends[p].seq - tail.seq
+            and offset < (tail.offset or 0) + made[p].tail.seq - tail.seq
             for p, offset in offsets.items()
         )
         if has_lost_its_end or self._identified() != self._sink:
@@ -333,10 +336,3 @@ class Gold:
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
-
-
-def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:
-    return [
-        Publication(p, tails[p].seq + 1 if p in tails else 0, end)
-        for p, end in sorted(ends.items())
-    ]

@@ -278,6 +278,7 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "timed_out": 3,  # "a", "b" and the one without orders
                 "not_valid": 1,
                 "not_valid_reasons": {"predicate": 1},
+                "failed_values": 0,
                 "to_publish": 0,
                 "not_in_silver": 0,
                 "in_former_sink": 0,
@@ -305,6 +306,7 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "timed_out": 1,
                 "not_valid": 0,
                 "not_valid_reasons": {},
+                "failed_values": 0,
                 "to_publish": 0,
                 "not_in_silver": 0,
                 "in_former_sink": 0,

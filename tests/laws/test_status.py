@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from tests.laws.conftest import QUICK, MakeLake, one_of
-from tests.laws.test_gold_corrections import given_cases
+from tests.laws.test_gold_corrections import given_cases, publish
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError
 from tests.support.lakes import CaseLake
 from tests.support.tenants import merge_of, tenant_cases
-from tests.support.topics import create_topics, delete_topic
+from tests.support.topics import consume, create_topics, delete_topic
 from watersmeet.ask.explain import explain
 from watersmeet.ask.status import status
 from watersmeet.audit.show import status_view
@@ -115,6 +115,26 @@ def test_messages_are_those_of_the_sink_that_is_configured(new_lake: MakeLake, k
     of_other = status(lake.reader, settings, 0.5)["partitions"]
     assert total(of_other, "published") == 0
     assert total(of_other, "to_publish") == total(at_the_end, "published") > 0
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
+def test_messages_whose_value_could_not_be_made_are_counted(
+    new_lake: MakeLake, kafka: str, delivery: str
+) -> None:
+    name = f"failed-values-{delivery.replace('_', '-')}"
+    corrections = {"topic": f"{name}-corrections", "within": "1d"}
+    value = "CAST(if(merge_key = 'a', '1', merge_key) AS INTEGER)::VARCHAR"
+    more = {"publish__delivery": delivery, "publish__corrections": corrections}
+    lake = made(new_lake, kafka, name, given_cases(), publish__value=value, **more)
+    partitions = lake.partitions
+    steps(lake)
+    publish(lake)
+    at_the_end = shown(lake)
+    messages = consume(kafka, name, partitions) + consume(kafka, f"{name}-corrections", partitions)
+    failed = Counter(m.partition() for m in messages if m.value() is None)
+    assert [at["failed_values"] for at in at_the_end] == [failed[p] for p in range(partitions)]
+    assert 0 < failed.total() < len(messages)
+    assert f"failed values {failed[0]}" in text(lake)
 
 
 def test_with_tenants_and_a_window(new_lake: MakeLake, kafka: str) -> None:

@@ -17,7 +17,7 @@ from tests.support.corrections import corrections_of, late_duplicates_of
 from tests.support.lakes import KAFKA_TIME_US, CaseLake
 from tests.support.quality import NOW_MS, QualityLake, expected, suite_file
 from watersmeet.audit.show import check_view
-from watersmeet.core.sequence import Tail
+from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.dev.init import schemas_directory
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.errors import ConfigurationError
@@ -25,6 +25,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
+from watersmeet.lake.published import columns_of, topic_columns
 from watersmeet.lake.quality import Checked, append_results, last_results, last_versions
 from watersmeet.lake.table_reader import row_count
 from watersmeet.quality import rows
@@ -341,6 +342,25 @@ def test_rows_that_are_never_published_hold_no_check_of_the_sink_back(tmp_path: 
     finished = [("status", "=", "timed_out"), ("generation", "=", 1)]
     assert row_count(reader, tables.SILVER, [finished]) > 0
     assert rows.published_until(reader, lake.settings, last.batch) == last.batch
+
+
+def test_a_sink_that_is_configured_anew_has_nothing_to_check_until_something_is_out(
+    tmp_path: Path,
+) -> None:
+    lake = QualityLake(tmp_path, cases=rich_cases(6))
+    lake.flow(1.0)
+    reader, last = lake.engine.reader, last_batch(lake.engine.reader)
+    assert last is not None
+    end = columns_of(MERGED, Tail(0, (10**9, b"", 10**9, b"z"), 0, 10**9))
+    noted = {**topic_columns(lake.settings.publish.topic), "committed_at": 1, "last_seq": 0, **end}
+    layout = lake.engine.lake.layout[tables.PUBLISHED]
+    lake.engine.append(
+        tables.PUBLISHED, layout.rows_of([{"partition": p, **noted} for p in range(6)])
+    )
+    assert rows.published_until(reader, lake.settings, last.batch) == last.batch
+    publish = lake.settings.publish.model_copy(update={"topic": "another"})
+    settings = lake.settings.model_copy(update={"publish": publish})
+    assert rows.published_until(reader, settings, last.batch) < last.batch
 
 
 @pytest.mark.promise("A18")

@@ -82,6 +82,8 @@ def status(
     - `excess`: records of merge records that are too large.
     - `not_valid`: timed-out records that are not published, since they are not valid;
       `not_valid_reasons` counts them by reason.
+    - `failed_values`: messages, to all topics so far, whose value is null because `publish.value`
+      failed; those of a transaction that a crash kept from being noted are not known.
     - `to_publish`: timed-out, valid records that are still to be published.
     - `behind_sink`: finished, valid records of the newest generation that are never published,
       since they sort at or before the message behind which it began.
@@ -336,6 +338,9 @@ def _count_messages(
     for name, found in (("published", tails), ("corrections_published", corrected)):
         for p, tail in found.items():
             counts[p][name] = tail.seq + 1
+    failed = "SELECT `partition`, sum(failed_values) AS n FROM published GROUP BY `partition`"
+    for row in rows(reader, failed):
+        counts[row["partition"]]["failed_values"] = row["n"] or 0
     if reader.exists(tables.SILVER):
         finished = [p for p, here in counts.items() if here["timed_out"]]
         for p, n in count_to_publish(reader, history.newest, tails, finished).items():
@@ -359,6 +364,7 @@ def _partition(counts: Counter[str]) -> Row:
         "to_publish": counts["to_publish"],
         "behind_sink": counts["behind_sink"],
         "not_valid_reasons": dict(sorted(reasons.items())),
+        "failed_values": counts["failed_values"],
         "not_in_silver": max(0, surplus),
         "in_former_sink": max(0, -surplus),
         "late": counts["late"],

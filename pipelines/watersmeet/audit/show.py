@@ -22,9 +22,9 @@ _ALWAYS: Final = ("open", "waiting", "timed_out", "published", "late", "quaranti
 """Counts of a partition that are shown also where they are 0."""
 
 _COUNTS: Final = (
-    *("open", "waiting", "timed_out", "published", "not_valid", "to_publish", "behind_sink"),
-    *("not_in_silver", "in_former_sink", "late", "corrections", "corrections_published"),
-    *("corrections_closed", "corrections_behind"),
+    *("open", "waiting", "timed_out", "published", "failed_values", "not_valid"),
+    *("to_publish", "behind_sink", "not_in_silver", "in_former_sink", "late", "corrections"),
+    *("corrections_published", "corrections_closed", "corrections_behind"),
     *("too_many", "duplicates", "excess", "quarantined"),
 )
 """Counts of a partition in the order in which they are shown."""

@@ -320,7 +320,7 @@ _OTHERS = (
             "timestamp, last_key string, sink_offset bigint, committed_at timestamp, "
             "topic_id string, last_due timestamp, last_closed_at timestamp, last_tenant string, "
             "last_settled_at timestamp, last_u timestamp, last_source string, last_topic string, "
-            "last_offset bigint"
+            "last_offset bigint, failed_values bigint"
         ),
         keeper="gold",
         writers={"gold": [APPLICATION]},

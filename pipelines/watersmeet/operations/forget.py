@@ -47,7 +47,7 @@ from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.inputs import KEY_COLUMNS, of_key, of_topic
 from watersmeet.lake.journal import BASE, ERASED
 from watersmeet.lake.lease import FORGET
-from watersmeet.lake.published import last_tails, topic_of
+from watersmeet.lake.published import last_tails_in, topic_of
 from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import Condition, TableReader, row_count
 from watersmeet.lake.tables import DELETING
@@ -319,7 +319,7 @@ class Forgetting:
                     yield self._topic_row(cluster, topic, len(places))
         for sequence in MERGED, CORRECTED:
             if (sent_to := topic_of(self.settings, sequence)) is not None:
-                yield self._topic_row(cluster, sent_to, self._published(sequence))
+                yield self._topic_row(cluster, sent_to, self._published(sequence, sent_to))
         for table, topic in self.settings.publish.dead_letter_topics.items():
             records = (
                 self._silver["status"].to_pylist().count("late")
@@ -339,8 +339,9 @@ class Forgetting:
         at: int | None = last.as_py()
         return at
 
-    def _published(self, sequence: sequences.Sequence) -> int:
-        last = {p: tail.place for p, tail in last_tails(self.reader, sequence).items()}
+    def _published(self, sequence: sequences.Sequence, topic: str) -> int:
+        tails = last_tails_in(self.reader, sequence, topic)
+        last = {p: tail.place for p, tail in tails.items()}
         if not last:
             return 0
         where = [[*with_message(sequence), *self._key_conditions]]

@@ -48,7 +48,7 @@ from watersmeet.lake.generations import read_generations
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import lake_schemas
-from watersmeet.lake.published import is_about, last_tails, tail_columns
+from watersmeet.lake.published import is_about, last_tails_in, tail_columns
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
@@ -357,7 +357,8 @@ def published_until(reader: TableReader, settings: Settings, last: int) -> int:
     generations = read_generations(reader, settings)
     if last < 0 or not generations or not reader.exists(tables.PUBLISHED):
         return -1
-    first = first_to_publish(reader, generations.newest, last_tails(reader, MERGED))
+    tails = last_tails_in(reader, MERGED, settings.publish.topic)
+    first = first_to_publish(reader, generations.newest, tails)
     return last if first is None else min(last, first - 1)
 
 

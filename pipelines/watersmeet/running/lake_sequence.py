@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -52,12 +52,14 @@ _CORRECTIONS_PER_CHUNK = 5_000
 class Publication(NamedTuple):
     """The messages of a partition in one transaction: from `first_seq` up to `tail`.
 
-    The offset of `tail` is None if it is not known.
+    The offset of `tail` is None if it is not known. `failed_values`: for how many of them
+    `publish.value` failed; None if the messages were read from the topic, which does not say.
     """
 
     partition: int
     first_seq: int
     tail: Tail
+    failed_values: int | None = None
 
 
 @dataclass
@@ -123,12 +125,12 @@ class LakeSequence:
         backlog: Pending,
         tails: Mapping[int, Tail],
         headers: Mapping[int, tuple[Headers, Headers]],
-        ends: dict[int, Tail],
+        made: dict[int, Publication],
     ) -> Iterator[pa.Table]:
         """Yield the messages of what is pending, each table for one partition.
 
-        `tails`: the last message of each partition; put into `ends`, by partition, is the last one
-        of these messages, whose offset is not known yet. `headers`: as `headers` returns them.
+        `tails`: the last message of each partition; put into `made`, by partition, are the messages
+        so far, whose offset is not known yet. `headers`: as `headers` returns them.
         """
         last_chunks = {p: number for number, chunk in enumerate(backlog.chunks) for p in chunk}
         finished = self._unpublished(self._publishing or self._generations.newest, {}, None)
@@ -141,13 +143,18 @@ class LakeSequence:
                 its = rows.take(chunk[p].of(self.sequence, here)["_row"])
                 if not its.num_rows:
                     continue
-                values = values_of(self.sequence, its, self.epochs)
+                values, failed = values_of(self.sequence, its, self.epochs)
                 first, last = headers.get(p, ([], []))
-                further = {} if p in ends else {0: first}
+                further = {} if p in made else {0: first}
                 further |= {its.num_rows - 1: last} if number == last_chunks[p] else {}
-                tail = ends.get(p, tails.get(p))
-                made, ends[p] = self.sequence.messages(its, values, tail, further)
-                yield made
+                before, tail = made.get(p), tails.get(p)
+                first_seq = 0 if tail is None else tail.seq + 1
+                if before is not None:
+                    first_seq, tail = before.first_seq, before.tail
+                    failed += before.failed_values or 0
+                messages, tail = self.sequence.messages(its, values, tail, further)
+                made[p] = Publication(p, first_seq, tail, failed)
+                yield messages
 
     def tail(self, message: Message) -> Tail:
         """Return how far a sequence has come, as its last message says.
@@ -298,8 +305,12 @@ class LakeSequence:
         )
 
 
-def values_of(sequence: Sequence, rows: pa.Table, epochs: Epochs) -> pa.ChunkedArray:
-    """Return the value of the message of each row (large_binary), null for one without a value.
+Values: TypeAlias = tuple[pa.ChunkedArray, int]
+"""The value of each message (large_binary), and for how many of them `publish.value` failed."""
+
+
+def values_of(sequence: Sequence, rows: pa.Table, epochs: Epochs) -> Values:
+    """Return the values of the messages of rows, null for one without a value.
 
     It follows the rules of the epoch whose batch finished the row: an earlier epoch than the
     current one knew fewer fields of the sources' values, so its messages have only those.
@@ -308,27 +319,32 @@ def values_of(sequence: Sequence, rows: pa.Table, epochs: Epochs) -> pa.ChunkedA
     if len(of_epochs) == 1:
         [number] = of_epochs
         return values_under(epochs[number].settings, sequence, rows)
-    values = pa.chunked_array([], pa.large_binary())
+    values, failed = pa.chunked_array([], pa.large_binary()), 0
     for number, its in of_epochs.items():
-        under = values_under(epochs[number].settings, sequence, rows.take(pa.array(its)))
-        values = both(values, under, pa.large_binary())
+        of_epoch = rows.take(pa.array(its))
+        under, failed_under = values_under(epochs[number].settings, sequence, of_epoch)
+        values, failed = both(values, under, pa.large_binary()), failed + failed_under
     order = np.argsort(np.concatenate([*of_epochs.values(), np.empty(0, np.int64)]))
-    return values.take(pa.array(order))
+    return values.take(pa.array(order)), failed
 
 
-def values_under(settings: Settings, sequence: Sequence, rows: pa.Table) -> pa.ChunkedArray:
-    """Return the value of the message of each row (large_binary) by the rules of one epoch."""
+def values_under(settings: Settings, sequence: Sequence, rows: pa.Table) -> Values:
+    """Return the values of the messages of rows by the rules of one epoch."""
     content = rows if sequence is MERGED else as_silver(rows)
     sources = settings.sources
     expressions = Expressions.of(settings)
     if expressions.value is None:
         read = as_read(content, {name: source.read_type for name, source in sources.items()})
-        values = message_values(read, list(sources))
+        values, failed = message_values(read, list(sources)), 0
     else:
         read = as_read(content, {name: source.value_type for name, source in sources.items()})
         outcome = expressions.messages(read)
-        warn("publish.value", pc.sum(outcome.failed).as_py(), rows.num_rows, outcome.error)
-        values = outcome.values
+        is_failed = outcome.failed
+        if sequence is CORRECTED:  # one that is not valid any more has none
+            is_failed = pc.and_(is_failed, rows["valid"])
+        values, failed = outcome.values, pc.sum(is_failed).as_py() or 0
+        warn("publish.value", failed, rows.num_rows, outcome.error)
     if sequence is MERGED:
-        return values
-    return pc.if_else(rows["valid"], values, pa.scalar(None, values.type)).cast(pa.large_binary())
+        return values, failed
+    values = pc.if_else(rows["valid"], values, pa.scalar(None, values.type))
+    return values.cast(pa.large_binary()), failed
