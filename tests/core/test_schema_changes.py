@@ -161,6 +161,11 @@ def test_a_schema_may_gain_optional_fields_widen_types_and_drop_fields(
             "$.a has another type",
         ),
         (
+            {"properties": {"a": {"const": 1}}},
+            {"properties": {"a": {"const": True}}},
+            "$.a: `const` differs",
+        ),
+        (
             {"properties": {}},
             {"properties": {"a": {}}, "required": ["a"]},
             "$.a is required, and was not",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ from watersmeet.lake.journal import MOVED, read_journal
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
 from watersmeet.lake.table_reader import TableReader
+from watersmeet.settings import Settings
 
 # -- layout and place
 
@@ -336,6 +338,29 @@ def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Pa
     schema.write_text('{"properties":   {"a": {"type": "string"}}, "type": "object"}')
     same = settings_for(tmp_path, sources=sources)
     assert changes(Epochs([Epoch(0, 0, settings)]), same) == {}, "what a schema says counts"
+
+
+@pytest.mark.parametrize("now", [True, 1.0])
+def test_a_rule_or_schema_that_differs_in_type_alone_is_another_one(
+    tmp_path: Path, now: Any
+) -> None:
+    def settings(value: Any) -> Settings:
+        schema = tmp_path / "orders.json"
+        schema.write_text(json.dumps({"type": "object", "properties": {"a": {"enum": [value]}}}))
+        source = {
+            "topic": "o",
+            "event_time": "at",
+            "schema": str(schema),
+            "where": {"field": "x", "equals": value},
+        }
+        return settings_for(
+            tmp_path, sources={"tracking": {"topic": "t", "event_time": "at"}, "orders": source}
+        )
+
+    assert set(changes(Epochs([Epoch(0, 0, settings(1))]), settings(now))) == {
+        "sources.orders.schema",
+        "sources.orders.where",
+    }
 
 
 def test_a_lake_that_is_new_or_of_this_layout_is_not_refused(either_store: Store) -> None:

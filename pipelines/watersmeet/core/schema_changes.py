@@ -70,7 +70,8 @@ def _refused(before: _Part, after: _Part, path: str, lacks: str) -> Iterator[str
     if before.symbols and after.symbols and before.symbols - after.symbols:
         yield f"{path} lacks values of its enum that it had"
     for name in sorted(before.facts.keys() | after.facts.keys()):
-        if before.facts.get(name) != after.facts.get(name):
+        one, other = (json.dumps(part.facts.get(name), sort_keys=True) for part in (before, after))
+        if one != other:  # as JSON, in which 1 and true differ
             yield f"{path}: `{name}` differs"
 
 

@@ -145,8 +145,13 @@ def check_repartition_rules(epochs: Epochs, settings: Settings, source: str) -> 
 def _is_same(field: str, before: Any, now: Any) -> bool:
     """Return True where two rules are the same. In a schema, the order of names does not count."""
     if field.endswith(".schema") and isinstance(before, str) and isinstance(now, str):
-        return bool(json.loads(before) == json.loads(now))
-    return bool(before == now)
+        before, now = json.loads(before), json.loads(now)
+    return _text(before) == _text(now)
+
+
+def _text(rules: Any) -> str:
+    """Return rules as JSON, in which 1, 1.0 and true differ."""
+    return json.dumps(rules, sort_keys=True)
 
 
 def check_rules(epochs: Epochs, settings: Settings) -> None:
@@ -195,7 +200,7 @@ def epoch_body(
     return {
         "epoch": number,
         "from_batch": from_batch,
-        "configuration": json.dumps(settings.rules(), sort_keys=True),
+        "configuration": _text(settings.rules()),
         "read_since": None if read_since is None else since,
     }
 

@@ -194,9 +194,11 @@ def _too_early(
     """
     before = epochs.current.settings
     after = epochs.current.settings.under(after.rules())
-    if before.fingerprint == after.fingerprint or not reader.exists(tables.SILVER):
+    field = next((field for field in changed if not field.startswith("publish.")), None)
+    if field is None or before.fingerprint == after.fingerprint:
         return
-    field = next(field for field in changed if not field.startswith("publish."))
+    if not reader.exists(tables.SILVER):
+        return
     generations = read_generations(reader, before)
     if not generations:
         return
