@@ -535,7 +535,8 @@ def reset(
     settings = load_settings(config)
     target = arguments.parse_target(to)
     with reporting() as reporter:
-        this_run = Run(settings, LAYERS, reporter)
+        begun_reader_of(settings, changes=yes)
+        this_run = Run(settings, LAYERS, reporter, is_preview=not yes)
         lake_settings = this_run.settings
         partitions = this_run.partitions
         targets = targets_of(lake_settings, partitions, target)
@@ -552,6 +553,7 @@ def reset(
                 facts = {**jump.preview(), "done": True}
                 jump.commit()
         else:
+            this_run.check_identity()
             owner = Owner(this_run.engine)  # without a lease: it only reads
             tails = [
                 read_last_published(owner.engine.reader, lake_settings, partitions, sequence)

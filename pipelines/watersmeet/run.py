@@ -99,6 +99,8 @@ class Run:
     """Time for which trouble with Kafka or the object store is waited out."""
     observers: Sequence[Observer] = ()
     """Receivers of the run's events; without any, nothing is sampled for them."""
+    is_preview: bool = False
+    """True where nothing is changed: it only says what the layers could do."""
 
     def __post_init__(self) -> None:
         """Check Kafka and the lake's location before an engine is started, to report trouble at
@@ -122,7 +124,7 @@ class Run:
         self.engine = open_engine(self.settings)
         self.reporter.begin("checks the lake's tables")
         reader = self.engine.reader
-        for table in move_aside(self.engine.lake):
+        for table in [] if self.is_preview else move_aside(self.engine.lake):
             self.engine.create(self.engine.lake.layout[table])
         check_layout(reader, self.engine.lake)
         check_features(reader, self.engine.lake)
@@ -145,7 +147,8 @@ class Run:
             raise ConfigurationError(*problems[0])
         if "bronze" in self.layers and not history.generations:
             check_beginning(self.settings, self.partitions)
-        create_missing(self.engine)
+        if not self.is_preview:
+            create_missing(self.engine)
         observe = all_of(self.observers)
         self._background: list[Groups | Sampler | Checker] = [Groups(self.settings)]
         if self.settings.quality.every is not None and "silver" in self.layers:
@@ -257,11 +260,7 @@ class Run:
         if change is None and (unfit := check_schemas(self.settings)):
             raise ConfigurationError(*unfit[0])
         self.reporter.begin("takes the layers, and keeps earlier runs out")
-        ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
-        facts = identity(self.settings, self.partitions, ids)
-        kept = kept_facts(reader)
-        moved = moved_topics(reader, self.settings, self.partitions, kept, facts)
-        check_identity(kept, {field: fact for field, fact in facts.items() if field not in moved})
+        facts, moved = self.check_identity()
         written = [pair for layer in self.layers for pair in written_by(layer, self.settings)]
 
         def lost() -> None:
@@ -310,6 +309,19 @@ class Run:
             lease.release()
         finally:
             self.notify(OwnerChanged(self.layers, lease.token, is_owner=False))
+
+    def check_identity(self) -> tuple[dict[str, str], set[str]]:
+        """Return the facts of the lake (`lake.identity`), and those of topics that have moved.
+
+        Raises ConfigurationError if the configuration is not of this lake.
+        """
+        reader = self.engine.reader
+        ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
+        facts = identity(self.settings, self.partitions, ids)
+        kept = kept_facts(reader)
+        moved = moved_topics(reader, self.settings, self.partitions, kept, facts)
+        check_identity(kept, {field: fact for field, fact in facts.items() if field not in moved})
+        return facts, moved
 
     def _widen_own(self, written: Sequence[tuple[str, str]]) -> None:
         names = {table for table, _ in written}

@@ -253,11 +253,26 @@ def test_a_rebuild_is_compared_with_the_generation_that_it_is_of(
 
 @pytest.mark.promise("B123")
 @pytest.mark.fault("jumps")
+def test_a_look_at_a_jump_makes_no_lake(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path)
+    life.both(("k", 1000))
+    assert "no lake has begun" in life.call("reset", "--to", "latest", exit_code=2)
+    assert not (tmp_path / "lake").exists()
+    life.run()
+    logs = [*(tmp_path / "lake").glob("*/_delta_log/*")]
+    life.call("reset", "--to", "latest")
+    assert [*(tmp_path / "lake").glob("*/_delta_log/*")] == logs
+
+
+@pytest.mark.promise("B123")
+@pytest.mark.fault("jumps")
 def test_who_only_looks_at_a_jump_decides_nothing_and_is_told_what_is_not_out(
     kafka: str, tmp_path: Path
 ) -> None:
     life = Life.make(kafka, tmp_path, kafka__start="latest")
     life.both(*pairs(0))
+    with killed_at("beginning.decide"):
+        life.call("run", "--once", exit_code=1)
     life.call("reset", "--to", "earliest")
     decided = DeltaTable(str(tmp_path / "lake" / tables.JOURNAL)).to_pyarrow_table()
     assert BEGIN not in decided["kind"].to_pylist()

@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from tests.support.cases import SOURCES, heartbeat, keyed
+from tests.support.lives import Life
 from tests.support.repartitioning import expected_partition
 from tests.support.rivers import TIMEOUT_MS, River
-from tests.support.topics import Published, produce, published
+from tests.support.topics import Published, add_partitions, produce, published
 from watersmeet.ask.status import status
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import row_count
@@ -114,3 +115,24 @@ def test_a_new_lake_with_more_partitions_begins_where_the_old_one_ends(
     for river in (old, new):
         assert river.broken_promises() == []
     assert sum(row["late"] for row in status(new.reader, new.settings)["partitions"]) == 0
+
+
+@pytest.mark.promise("N7")
+@pytest.mark.fault("topics")
+@pytest.mark.long
+def test_where_partitions_were_added_a_command_says_so(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path)
+    life.both(("a", 1000), (None, 1400))
+    life.run()
+    for topic in (life.river.topic("tracking"), life.river.topic("orders"), life.river.sink):
+        add_partitions(kafka, topic, 2)
+    for words in (
+        "run --once",
+        "reset --to latest",
+        "reset --to latest --yes",
+        "verify",
+        "maintain",
+        "redrive --reason no_key",
+    ):
+        said = life.call(*words.split(), exit_code=2)
+        assert "the topics have 2 partitions, and had 1 when the lake was begun" in said

@@ -201,6 +201,8 @@ def test_an_argument_that_means_nothing_is_bad_usage_in_one_sentence(
         ["evolve"],
         ["evolve", "--apply"],
         ["maintain"],
+        ["reset", "--to", "latest"],
+        ["reset", "--to", "latest", "--yes"],
     ],
 )
 def test_where_no_lake_has_begun_what_changes_one_is_bad_usage_and_creates_nothing(

@@ -99,6 +99,7 @@ from watersmeet.lake.bases import check_bases
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.history import History, read_history
+from watersmeet.lake.identity import check_identity, kept_facts
 from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.lease import SILENCE_S, change_under_way, is_dead
 from watersmeet.lake.location import Lake
@@ -143,8 +144,8 @@ def verify(
     A lake that does not stand still is looked at `LOOKS` times at most; then `notes` says so.
 
     Raises KafkaTransientError and the other errors of Kafka, and ConfigurationError where a
-    source's topic is gone or there is no such generation. Raises WatersmeetError where versions of
-    tables are removed during each look.
+    source's topic is gone or has more partitions, or there is no such generation. Raises
+    WatersmeetError where versions of tables are removed during each look.
     """
     for looks in range(1, LOOKS + 1):
         try:
@@ -224,6 +225,7 @@ def _check_once(
     if generation is None and not has_lake(snapshot, settings):
         note = f"there is no lake at {Lake(settings).location}: nothing was checked"
         return answer([_orphaned(topics)], [note]), snapshot
+    check_identity(kept_facts(snapshot), {"partitions": str(partitions)})
     history = read_history(snapshot, settings)
     every = [entry.number for entry in history.generations]
     is_every = is_full and generation is None and bool(every)

@@ -35,11 +35,16 @@ def reader_of(settings: Settings, *, changes: bool = False) -> TableReader:
 
 
 def begun_reader_of(settings: Settings, *, changes: bool = False) -> TableReader:
-    """Return the reader of a lake that has begun; raises ConfigurationError for another."""
+    """Return the reader of a lake that has begun, and has all of its tables.
+
+    Raises ConfigurationError for another.
+    """
     from watersmeet.lake.identity import check_begun
     from watersmeet.lake.location import Lake
+    from watersmeet.lake.restored import check_not_deleted
 
     reader = reader_of(settings, changes=changes)
+    check_not_deleted(reader, settings)
     check_begun(reader, Lake(settings))
     return reader
 
