@@ -440,7 +440,7 @@ def test_a_recovered_lake_jumps_once_it_has_read_what_is_out_and_merges_the_rest
     life.run(*layers)
     if layers:
         said = life.call("reset", "--to", since, "--yes", exit_code=2)
-        assert "records that the sink has are still to be read in partition 0" in said
+        assert "records that are out are still to be read in partition 0" in said
     life.both((None, 2000))
     life.run()
     life.call("reset", "--to", since, "--yes")

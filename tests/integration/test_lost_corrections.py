@@ -4,6 +4,7 @@ in order, and nothing of it is repeated; a consumer of both topics has each reco
 from __future__ import annotations
 
 import json
+import time
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from tests.support.correction_topic import (
     versions,
 )
 from tests.support.effort import first_then_nightly
-from tests.support.lives import KilledError, Life, messages_in
+from tests.support.lives import KilledError, Life, killed_at, messages_in
 from tests.support.topics import create_topics
 from watersmeet.core.sequence import CORRECTED, MERGED, Sequence
+from watersmeet.core.times import time_text
 from watersmeet.lake import tables
 from watersmeet.lake.generations import read_generations
+from watersmeet.lake.progress import last_batch
 from watersmeet.running.lake_sequence import LakeSequence
+from watersmeet.running.owner import now_ms
 
 pytestmark = [pytest.mark.promise("R20"), pytest.mark.long, pytest.mark.fault("lost")]
 
@@ -68,6 +72,12 @@ class CorrectedLife(Life):
         self.both((None, clock))
         self.run()
         return numbers
+
+
+def clock_now(life: Life) -> int:
+    """The clock (ms) after the last batch; 0 before the first."""
+    last = last_batch(life.river.reader) if life.river.folder.joinpath("lake").exists() else None
+    return 0 if last is None else last.clocks.get(0, 0)
 
 
 def test_corrections_go_on_after_the_loss_of_a_lake(kafka: str, tmp_path: Path) -> None:
@@ -142,6 +152,34 @@ def test_what_is_settled_is_published_whichever_sequence_a_crash_and_the_loss_of
             life.run("gold")
     life.lose()
     life.run()
+    life.both((None, 9000))
+    life.run()
+    assert life.consumed() == set(numbers)
+    life.check()
+
+
+@pytest.mark.fault("jumps")
+def test_a_lake_that_was_taken_up_jumps_only_once_it_knows_what_corrections_have(
+    kafka: str, tmp_path: Path
+) -> None:
+    """The records of the sink's last message are read by then, and the late one is not."""
+    life = CorrectedLife.begin(kafka, tmp_path)
+    numbers = life.both(("a", 1000), (None, 1400))
+    life.run()
+    numbers += life.both((None, 2000))
+    time.sleep(0.1)
+    since = time_text(now_ms())
+    numbers += life.correct(5000, ("l", 1500))
+    life.lose()
+    life.configure("merge.max_records_per_batch", 1)
+    while clock_now(life) <= 1300:
+        with killed_at("silver.done"):
+            life.call("run", "--once", exit_code=1)
+    said = life.call("reset", "--to", since, "--yes", exit_code=2)
+    assert "records that are out are still to be read in partition 0" in said
+    assert "until its clock has passed 1970-01-01T00:00:02.100Z, then jump" in said
+    life.run()
+    life.call("reset", "--to", since, "--yes")
     life.both((None, 9000))
     life.run()
     assert life.consumed() == set(numbers)

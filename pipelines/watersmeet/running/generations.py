@@ -29,7 +29,7 @@ from watersmeet.core.columns import groups, int64s
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.recovery import SinkState
-from watersmeet.core.sequence import CORRECTED, MERGED, Tail
+from watersmeet.core.sequence import CORRECTED, MERGED, Tail, clock_of
 from watersmeet.core.sequence import Sequence as Order
 from watersmeet.core.silver import in_silver
 from watersmeet.core.times import time_text
@@ -303,10 +303,12 @@ class Jump:
         last = last_batch(self._reader)
         clocks = {} if last is None else last.clocks
         newest, longest_ms = self._before.newest, self.settings.merge.longest_ms
-        for p, until in read_back_until(self._reader, newest, longest_ms).items():
+        merged = read_back_until(self._reader, newest, longest_ms)
+        corrected = {p: clock_of(at) - 1 for p, at in newest.corrected_before.items()}
+        for p, until in (*merged.items(), *corrected.items()):
             if clocks.get(p, 0) <= until:
                 raise ConfigurationError(
-                    f"records that the sink has are still to be read in partition {p}",
+                    f"records that are out are still to be read in partition {p}",
                     where="--to",
                     fix=f"run the lake until its clock has passed {time_text(until)}, then jump",
                 )
