@@ -20,8 +20,9 @@ from watersmeet.gold import Gold
 from watersmeet.kafka.cluster import Cluster, Topics, ends_of
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
-from watersmeet.lake.lease import Lease
+from watersmeet.lake.lease import EVOLVE, Lease
 from watersmeet.lake.maintenance import Maintenance
+from watersmeet.lake.published import has_corrections
 from watersmeet.operations.retention import expire
 from watersmeet.running.dead_letters import DeadLetters
 from watersmeet.running.next_offsets import NextOffsets
@@ -56,9 +57,7 @@ class Cycle:
         self.silver = Silver(owner, self._settings, run.partitions, self._idle_detector)
         publisher = partial(Gold, owner, self._settings, run.partitions, lease.check)
         self.gold = publisher()
-        self.corrections = (
-            [publisher(kind=CORRECTED)] if tables.has_corrections(self._settings) else []
-        )
+        self.corrections = [publisher(kind=CORRECTED)] if self._has_corrections() else []
         self.dead_letters = [
             DeadLetters(owner, self._settings, run.partitions, table, topic, lease.check)
             for table, topic in self._settings.publish.dead_letter_topics.items()
@@ -66,6 +65,16 @@ class Cycle:
         self._maintenance = {
             layer: self._kept_small(kept_by(layer, self._settings)) for layer in ("silver", "gold")
         }
+
+    def _has_corrections(self) -> bool:
+        """Return True where corrections are published, or completed.
+
+        `evolve` leaves a topic alone that has none of the lake yet, and may have others' messages.
+        """
+        topic = self._settings.publish.corrections_topic
+        if topic is None or self._run.change != EVOLVE:
+            return topic is not None
+        return has_corrections(self.owner.engine.reader, self._settings, topic)
 
     def _bronze(self, input_id: InputId) -> Bronze:
         run = self._run

@@ -55,7 +55,7 @@ from watersmeet.lake.identity import (
     kept_facts,
 )
 from watersmeet.lake.journal import MOVED, RULES, largest_token
-from watersmeet.lake.lease import FORGET, Lease
+from watersmeet.lake.lease import EVOLVE, FORGET, Lease
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import keep_properties
 from watersmeet.lake.restored import (
@@ -99,6 +99,8 @@ class Run:
     """Time for which trouble with Kafka or the object store is waited out."""
     observers: Sequence[Observer] = ()
     """Receivers of the run's events; without any, nothing is sampled for them."""
+    change: str | None = None
+    """The command that takes the layers to change the lake."""
     is_preview: bool = False
     """True where nothing is changed: it only says what the layers could do."""
 
@@ -141,7 +143,8 @@ class Run:
             else epochs.current.settings
         )
         self.engine.lake = Lake(self.settings)
-        problems = check_expressions(self.settings)
+        # `evolve` changes expressions that a later version does not take any more.
+        problems = [] if self.change == EVOLVE else check_expressions(self.settings)
         problems += check_tables(self.engine.lake, reader)
         if problems:
             raise ConfigurationError(*problems[0])
@@ -244,20 +247,18 @@ class Run:
                 thread.stop()
 
     @contextmanager
-    def take_layers(
-        self, *, can_be_idle: bool = False, change: str | None = None
-    ) -> Iterator[Cycle]:
+    def take_layers(self, *, can_be_idle: bool = False) -> Iterator[Cycle]:
         """Take the layers, so that only this process writes them inside the `with` block.
 
         Every earlier owner, however it ended, is fenced before the tables are read.
 
-        `change`: the command that takes them to change the lake. A run in progress loses them to
-        it. Raises LeaseLostError if another process has taken the layers over by the end. Raises
-        ConfigurationError, before any layer is taken, if the configuration is not of this lake, or
-        if no table can have what the rules need, unless a command changes them.
+        A run in progress loses them to a command that changes the lake. Raises LeaseLostError if
+        another process has taken the layers over by the end. Raises ConfigurationError, before any
+        layer is taken, if the configuration is not of this lake, or if no table can have what the
+        rules need, unless a command changes them.
         """
         reader = self.engine.reader
-        if change is None and (unfit := check_schemas(self.settings)):
+        if self.change is None and (unfit := check_schemas(self.settings)):
             raise ConfigurationError(*unfit[0])
         self.reporter.begin("takes the layers, and keeps earlier runs out")
         facts, moved = self.check_identity()
@@ -269,7 +270,7 @@ class Run:
             self.stopping.set()
 
         lease = Lease(
-            self.engine.lake, reader, self.engine.append, self.layers, change, on_lost=lost
+            self.engine.lake, reader, self.engine.append, self.layers, self.change, on_lost=lost
         )
         self._widen_shared(tables.LEASES)
         lease.take(partial(_largest_token, reader, written))

@@ -138,7 +138,7 @@ def test_what_is_forgotten_while_it_is_redriven_is_not_sent(
 @pytest.mark.long
 def test_nothing_is_redriven_while_a_key_is_being_forgotten(refused: River) -> None:
     with (
-        Run(refused.settings, LAYERS, Reporter()).take_layers(change=FORGET),
+        Run(refused.settings, LAYERS, Reporter(), change=FORGET).take_layers(),
         pytest.raises(LeaseTakenError, match="`watersmeet forget` has it for a moment"),
     ):
         redrive(refused)
@@ -276,7 +276,7 @@ def test_a_record_that_belongs_elsewhere_by_a_later_key_is_not_redriven(
 def test_nothing_is_repartitioned_while_the_rules_change(repartitioned: River) -> None:
     pairs(repartitioned, 1000)
     with (
-        Run(repartitioned.settings, LAYERS, Reporter()).take_layers(change="evolve"),
+        Run(repartitioned.settings, LAYERS, Reporter(), change="evolve").take_layers(),
         pytest.raises(LeaseTakenError, match="`watersmeet evolve` has it for a moment"),
     ):
         repartition_once(repartitioned)

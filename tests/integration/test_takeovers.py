@@ -168,7 +168,7 @@ def test_maintenance_that_was_replaced_deletes_nothing_and_says_so(
     every = [*map(tables.bronze, SOURCES), tables.SILVER]
     before = rows_in(river, *every)
     with replaced(new_run(river)) as owned:  # nor does it end well where it has nothing to write
-        with new_run(river).take_layers(change=FORGET):
+        with Run(river.settings, LAYERS, Reporter(), change=FORGET).take_layers():
             pass
         for table in every:
             with pytest.raises(LeaseLostError):

@@ -14,6 +14,7 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import Tail
 from watersmeet.core.texts import identified, topic_and_id
 from watersmeet.lake import tables
+from watersmeet.lake.generations import read_generations
 from watersmeet.lake.table_reader import (
     Aggregates,
     Condition,
@@ -136,6 +137,15 @@ def last_tails_in(
         return {}
     sink = last_sink(reader, sequence, [("topic", "=", topic)])
     return {} if sink is None else last_tails(reader, sequence, sink)
+
+
+def has_corrections(reader: TableReader, settings: Settings, topic: str) -> bool:
+    """Return True where a topic has corrections that the lake has published, or has taken up."""
+    if last_tails_in(reader, sequences.CORRECTED, topic):
+        return True
+    taken_up = [each for each in read_generations(reader, settings) if each.correction_tails]
+    table = sequences.CORRECTED.table
+    return any(topic_and_id(each.topics.get(table, ""))[0] == topic for each in taken_up)
 
 
 def _tails(

@@ -30,7 +30,7 @@ from watersmeet.core.times import utc
 from watersmeet.cycle import Cycle
 from watersmeet.errors import ConfigurationError, Problem
 from watersmeet.faults import IN_EVOLVE, fault_point
-from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.cluster import Cluster, topics_of, unpartitioned
 from watersmeet.kafka.publisher import REDRIVE, REPARTITION, fence_records
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import Epochs, changes, epoch_body, read_epochs, rerouted
@@ -41,10 +41,12 @@ from watersmeet.lake.lease import EVOLVE, change_under_way
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import bronze_ends, dropped_in_lake, finders
 from watersmeet.lake.progress import last_batch
+from watersmeet.lake.published import has_corrections
 from watersmeet.lake.recovered import read_back_until
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run, evolve_schema
+from watersmeet.running.beginnings import used_topic
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.settings import Settings
 
@@ -68,6 +70,7 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
     changed = changes(epochs, settings)
     problems = differences(reader, configured_identity(settings)) or [
         *_problems(epochs, settings, changed),
+        *_unfit_corrections(reader, epochs, settings),
         *_too_early(reader, changed, last, epochs, settings),
     ]
     next_batch = 0 if last is None else last.batch + 1
@@ -113,8 +116,9 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
     # An `evolve` that was cut short still has the layers.
     if not answer["changes"] and change_under_way(reader, EVOLVE) is None:
         return answer
-    this_run = Run(read_epochs(reader, settings).current.settings, LAYERS, reporter)
-    with this_run.take_layers(change=EVOLVE) as cycle:
+    of_lake = read_epochs(reader, settings).current.settings
+    this_run = Run(of_lake, LAYERS, reporter, change=EVOLVE)
+    with this_run.take_layers() as cycle:
         from_batch = cycle.silver.recover().state.next_batch
         answer = _applicable(reader, settings)  # a run may have merged a batch meanwhile
         if not answer["changes"]:
@@ -212,20 +216,31 @@ def _too_early(
             )
 
 
+def _unfit_corrections(
+    reader: TableReader, epochs: Epochs, settings: Settings
+) -> Iterator[Problem]:
+    """Yield a problem where corrections would not go on in their topic, or cannot begin in it."""
+    before = epochs.current.settings.publish.corrections_topic
+    topic, field = settings.publish.corrections_topic, "publish.corrections.topic"
+    if topic in (None, before):
+        return
+    if before is not None and has_corrections(reader, settings, before):
+        what = f"the lake's corrections go to {before}, where their sequence goes on"
+        yield Problem(what, field, "set it back; `within` and `max_versions` may change")
+    elif not has_corrections(reader, settings, topic):
+        counts = Cluster(settings.kafka).partition_counts(topics_of(settings))
+        unfit = [error.problem for error in unpartitioned(settings, counts)]
+        yield from unfit
+        if not unfit and (used := used_topic(settings, topic, counts[settings.topics[0]])):
+            what = f"{used}, so that corrections cannot begin there"
+            yield Problem(what, field, "name a topic that never had a message")
+
+
 def _problems(
     epochs: Epochs, settings: Settings, changed: dict[str, tuple[Any, Any]]
 ) -> list[Problem]:
     if problems := check_schemas(settings):
         return problems
-    topic = epochs.current.settings.publish.corrections_topic
-    if topic is not None and settings.publish.corrections_topic not in (None, topic):
-        problems.append(
-            Problem(
-                f"the lake's corrections go to {topic}, where their sequence goes on",
-                "publish.corrections.topic",
-                "set it back; `within` and `max_versions` may change",
-            )
-        )
     for field, (before, after) in changed.items():
         if field.endswith(".schema"):
             fix = "leave what is there as it is, and add optional fields; or begin a new lake"

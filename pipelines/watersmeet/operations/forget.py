@@ -88,11 +88,11 @@ def forgotten(
             where="--tombstone",
             fix="leave it out, or --tenant",
         )
-    run = Run(settings, LAYERS, reporter)
+    run = Run(settings, LAYERS, reporter, change=FORGET)
     forgetting = Forgetting(run.engine.reader, settings, key, tenant)
     if not has_tombstone and not forgetting.is_there:
         return {**forgetting.preview(), "applied": True}
-    with run.take_layers(change=FORGET) as layer_set:
+    with run.take_layers() as layer_set:
         for topic in settings.topics:
             fence_records(settings, topic, REDRIVE)
         forgetting = Forgetting(layer_set.owner.engine.reader, settings, key, tenant)

@@ -232,6 +232,11 @@ def read_last_published(
     }
 
 
+def used_topic(settings: Settings, name: str, partitions: int) -> str:
+    """Return the sentence's part about what a topic has or had; empty if it never had a message."""
+    return _Topic.read(settings, name, partitions).used
+
+
 def _state_of(settings: Settings, sink: _Topic, partition: int) -> SinkState:
     """Return what the messages of a partition say.
 
@@ -391,7 +396,7 @@ def _check_corrections(
                 fix=f"name the topic of that life, or {_ELSEWHERE}",
             )
     for name in sorted({state.corrected_in for state in states.values()} - {"", corrections.name}):
-        if used := _Topic.read(settings, name, partitions).used:
+        if used := used_topic(settings, name, partitions):
             raise ConfigurationError(
                 f"{used}: the corrections of the lake that published to {sink.name}, where this "
                 "configuration does not go on",
