@@ -461,6 +461,14 @@ class Settings(Part):
         return self.model_copy(update={"sources": sources, **parts})
 
     @property
+    def needed_to_correct_ms(self) -> int:
+        """How long before the clock (ms) rows begin that a correction may need; 0 without any."""
+        if self.publish.corrections is None:
+            return 0
+        window = self.merge.window
+        return self.publish.corrections.within_ms + 2 * (window.gap_ms + window.longest_ms)
+
+    @property
     def registries(self) -> dict[str, RegistrySettings]:
         """The schema registries, by the source whose values name schemas there."""
         return {name: source.registry for name, source in self.sources.items() if source.registry}
@@ -558,8 +566,7 @@ class Settings(Part):
     def _can_correct_late_records(self) -> "Settings":
         if self.publish.corrections is None:
             return self
-        window = self.merge.window
-        needed_ms = self.publish.corrections.within_ms + 2 * (window.gap_ms + window.longest_ms)
+        needed_ms = self.needed_to_correct_ms
         for name in ("silver", "late"):
             kept_ms = getattr(self.keep, f"{name}_ms")
             if kept_ms is not None and kept_ms <= needed_ms:

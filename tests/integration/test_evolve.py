@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from tests.support.lives import Life
+from tests.support.lives import Life, values
+from tests.support.rivers import TIMEOUT_MS
 from tests.support.topics import create_topics, produce
+from watersmeet.core.times import utc
+from watersmeet.lake.history import read_history
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("C6"), pytest.mark.fault("rules")]
 
@@ -29,6 +33,7 @@ def test_a_condition_that_means_another_thing_is_another_rule(
     life.run()
 
 
+DAY_MS = 86_400_000
 FIELD = "publish.corrections.topic"
 
 
@@ -77,6 +82,42 @@ def test_corrections_that_evolve_brings_to_a_topic_that_does_not_fit_can_be_take
         life.configure("publish.corrections", topic and {"topic": topic, "within": "1d"})
         life.call("evolve", "--apply")
         life.call("run", "--once")
+
+
+@pytest.mark.parametrize("keep", [None, "1s"], ids=["all", "keep"])
+def test_corrections_that_evolve_brings_have_what_they_need(
+    kafka: str, tmp_path: Path, keep: str | None
+) -> None:
+    life = Life.make(kafka, tmp_path)
+    life.configure("keep", {"silver": keep})
+    life.both(("a", 1000), (None, 1400))
+    life.run()
+    for clock in (5000, 9000, 13_000):
+        life.both((f"x{clock}", clock - 500), (None, clock))
+        life.run()
+        life.call("maintain")
+    topic = f"{life.river.config['name']}-corrected"
+    late = "a", 1100
+    life.configure("keep", {"silver": "2d"})
+    if keep:
+        corrections_in(life, topic)
+        said = life.call("evolve", "--apply", exit_code=2)
+        assert "`keep` has deleted rows of partition 0 that corrections may need" in said
+        floor = read_history(life.river.reader, life.river.settings).floors.times["silver", 0]
+        passed = floor + DAY_MS + 4 * TIMEOUT_MS
+        assert f"until its clock has passed {utc(passed)}" in said
+        life.configure("publish.corrections", None)
+        again = floor + 6000
+        life.both(("a", again), (None, passed + 1))
+        life.run()
+        late = "a", again + 100
+    corrections_in(life, topic)
+    life.call("evolve", "--apply")
+    life.send("tracking", late)
+    life.both((None, late[1] + DAY_MS))
+    life.run()
+    [value] = values(kafka, topic)
+    assert len(json.loads(value)["tracking"]) == 2, "the merge record, and the late one"
 
 
 def test_an_expression_that_is_not_taken_any_more_is_changed_by_evolve(

@@ -35,6 +35,7 @@ from watersmeet.kafka.publisher import REDRIVE, REPARTITION, fence_records
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import Epochs, changes, epoch_body, read_epochs, rerouted
 from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
 from watersmeet.lake.identity import configured_identity, differences
 from watersmeet.lake.journal import RULES
 from watersmeet.lake.lease import EVOLVE, change_under_way
@@ -71,6 +72,7 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
     problems = differences(reader, configured_identity(settings)) or [
         *_problems(epochs, settings, changed),
         *_unfit_corrections(reader, epochs, settings),
+        *_deleted_already(reader, epochs, settings, last),
         *_too_early(reader, changed, last, epochs, settings),
     ]
     next_batch = 0 if last is None else last.batch + 1
@@ -234,6 +236,29 @@ def _unfit_corrections(
         if not unfit and (used := used_topic(settings, topic, counts[settings.topics[0]])):
             what = f"{used}, so that corrections cannot begin there"
             yield Problem(what, field, "name a topic that never had a message")
+
+
+def _deleted_already(
+    reader: TableReader, epochs: Epochs, settings: Settings, last: BatchPlan | None
+) -> Iterator[Problem]:
+    """Yield a problem for each partition of which `keep` has deleted what corrections would need.
+
+    It has left what the corrections of before need.
+    """
+    needed_ms = settings.needed_to_correct_ms
+    if needed_ms <= epochs.current.settings.needed_to_correct_ms:
+        return
+    clocks = {} if last is None else last.clocks
+    floors = read_history(reader, settings).floors
+    names = tables.SILVER, tables.LATE, tables.CORRECTIONS
+    for p, floor in sorted(floors.last_of(*names).items()):
+        if clocks.get(p, 0) <= floor + needed_ms:
+            yield Problem(
+                f"`keep` has deleted rows of partition {p} that corrections may need",
+                "publish.corrections",
+                "set it back, run the lake with a `keep` that is long enough for it, and wait "
+                f"until its clock has passed {utc(floor + needed_ms)}",
+            )
 
 
 def _problems(
