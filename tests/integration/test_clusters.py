@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import here
+from tests.support.lives import Life
 from tests.support.rivers import Losses, River
 from tests.support.timing import within
 from tests.support.topics import Change, as_it_was, make_again
@@ -71,6 +72,31 @@ def test_a_cluster_that_moved_with_records_and_offsets_is_the_same(
     river.finish()
     assert river.losses() == Losses()
     assert river.broken_promises() == []
+
+
+@pytest.mark.promise("C25")
+@pytest.mark.fault("topics")
+def test_a_cluster_moves_with_a_source_that_never_had_a_record(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path)
+    life.send("tracking", ("a", 1000))
+    life.run()
+    move(life.river)
+    life.run()
+    life.send("orders", ("a", 1000))
+    life.both((None, 1400))
+    life.run()
+    assert life.sent_once() == life.keyed
+
+
+@pytest.mark.promise("C25")
+@pytest.mark.fault("topics")
+def test_redrive_knows_a_cluster_that_has_moved(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path)
+    life.both(("a", 1000), ("", 1001))
+    life.run()
+    move(life.river)
+    sent = json.loads(life.call("redrive", "--reason", "no_key", "--apply", "--json"))["sent"]
+    assert sent == 2
 
 
 @pytest.mark.promise("C25")

@@ -47,12 +47,13 @@ from watersmeet.lake.chunks import (
 )
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.history import read_history
-from watersmeet.lake.identity import differences, identity
+from watersmeet.lake.identity import differences, identity, kept_facts
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.lease import FORGET, check_not_changing
 from watersmeet.lake.location import Lake
 from watersmeet.lake.pieces import BY_OFFSET, read_pieces
 from watersmeet.lake.table_reader import Condition, TableReader, within
+from watersmeet.running.moved import moved_topics
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.transaction_size import TransactionSize
 from watersmeet.settings import Settings
@@ -106,10 +107,12 @@ class Redrive:
         topics = topics_of(self.settings)
         self.partitions = co_partitioned(self.settings, self._cluster.partition_counts(topics))
         facts = identity(self.settings, self.partitions, self._cluster.topic_ids(topics))
+        kept = kept_facts(self.reader)
+        moved = moved_topics(self.reader, self.settings, self.partitions, kept, facts)
         topics_of_lake = {
             name: fact
             for name, fact in facts.items()
-            if name.endswith(".topic") or name in ("name", "partitions")
+            if name not in moved and (name.endswith(".topic") or name in ("name", "partitions"))
         }
         if changed := differences(self.reader, topics_of_lake):
             raise ConfigurationError(*changed[0])

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
+from watersmeet.lake.history import read_history
 from watersmeet.lake.identity import remade_topics
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.table_reader import TableReader, by_partition
+from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.same_records import compare
 from watersmeet.settings import Settings
 
@@ -52,13 +54,17 @@ def _has_the_records(
 ) -> bool:
     """Return True if an input's topic has the records of bronze.
 
-    In each partition it must have at least one record that bronze has, and none that differs.
+    In each partition it must have at least one record that bronze has, and none that differs. Any
+    topic will do where nothing of it was read yet.
     """
     table = tables.bronze(input_id.source)
     if not reader.exists(table):
         return False
     values = {"last": ("max", "offset")}
     last = by_partition(reader.summary(table, ["partition"], values, of_topic(input_id)), "last")
+    if not last:
+        newest = read_history(reader, settings).newest
+        return not any(NextOffsets(reader, settings, partitions).of(input_id, newest).values())
     bounds = cluster.bounds(input_id.topic, partitions)
     within = {p: bounds[p] for p, offset in last.items() if p in bounds and offset < bounds[p][1]}
     found: dict[int, set[bool | None]] = {p: set() for p in last}
@@ -69,4 +75,4 @@ def _has_the_records(
         }
         for p, (_, is_same) in compare(reader, settings.kafka, input_id, ranges).items():
             found[p].add(is_same)
-    return bool(last) and all(True in each and False not in each for each in found.values())
+    return all(True in each and False not in each for each in found.values())
