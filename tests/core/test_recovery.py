@@ -16,6 +16,7 @@ from watersmeet.core.idle import IdleDecision
 from watersmeet.core.model import LateRecord, PartitionMerge, Record
 from watersmeet.core.recovery import (
     CloseTimeRange,
+    JumpedError,
     NotToldError,
     Origin,
     SinkState,
@@ -35,6 +36,7 @@ from watersmeet.core.sequence import (
     FROM,
     IDLE,
     IDLE_PACKED,
+    JUMPED,
     LIFE,
     MIN_OFFSETS,
     NO_RECOVERY,
@@ -414,7 +416,7 @@ def test_a_message_of_an_earlier_version_names_no_rules() -> None:
 
 
 ORIGINS = {"tracking": Origin("a.1", 7), "orders": Origin("-b.2", 0)}
-LIFE_HEADERS = life_headers("0123abcd", ORIGINS, "late ones")
+LIFE_HEADERS = life_headers("0123abcd", ORIGINS, corrected_in="late ones")
 
 
 def test_a_message_says_what_it_was_made_of_and_whose_it_is() -> None:
@@ -422,6 +424,28 @@ def test_a_message_says_what_it_was_made_of_and_whose_it_is() -> None:
     headers = dict(recovery_headers(BEGIN, {}, [RULE], LIFE_HEADERS))
     state = sink_state([(said(300, "a"), headers)], TIMEOUT)
     assert (state.origins, state.life, state.corrected_in) == (ORIGINS, "0123abcd", "late ones")
+
+
+def test_messages_of_before_a_jump_are_read_back_by_nobody() -> None:
+    """A lake is refused that would have to, and no other."""
+    numbered = [
+        (said(time, key)._replace(seq=seq), headers)
+        for seq, (time, key, headers) in enumerate(
+            [
+                (199, "a", {}),
+                (200, "b", {}),
+                (300, "c", dict(recovery_headers(BEGIN, {}, [RULE], life_headers("1", jumped=0)))),
+            ]
+        )
+    ]
+    assert len(sink_state(reversed(numbered), TIMEOUT).read_back) == 2
+    told = dict(recovery_headers(BEGIN, {}, [RULE], life_headers("1", jumped=1)))
+    numbered[-1] = numbered[-1][0], told
+    with pytest.raises(JumpedError):
+        sink_state(reversed(numbered), TIMEOUT)
+    numbered[-1] = numbered[-1][0], {**told, JUMPED: b"one"}
+    with pytest.raises(ValueError, match="one"):
+        sink_state(reversed(numbered), TIMEOUT)
 
 
 def test_what_is_not_known_of_a_life_has_no_header() -> None:

@@ -144,6 +144,25 @@ def test_a_sink_without_all_that_must_be_read_back_is_refused(kafka: str, tmp_pa
     goes_on(life)
 
 
+@pytest.mark.fault("jumps")
+def test_a_sink_with_messages_of_before_a_jump_that_must_be_read_back_is_refused(
+    kafka: str, tmp_path: Path
+) -> None:
+    """The first message holds no record of its key that comes after the jump, although it could be
+    joined then by its own clock."""
+    life = Life.make(kafka, tmp_path)
+    life.both(("k", 1000), (None, 1400))
+    life.run()
+    life.call("reset", "--to", "latest", "--yes")
+    life.both(("j", 1100), ("k", 1200), (None, 1450))
+    life.run()
+    assert len(life.messages()) == 2
+    life.lose()
+    refused(life, "the lake jumped shortly before it was lost", f"{life.river.sink}[0]@0 would")
+    elsewhere(life)
+    goes_on(life)
+
+
 @pytest.mark.nightly
 def test_a_sink_without_messages_that_need_not_be_read_back_goes_on(
     kafka: str, tmp_path: Path

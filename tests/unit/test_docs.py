@@ -33,6 +33,7 @@ from watersmeet.core.sequence import (
     FORGOTTEN,
     ID,
     IDLE,
+    JUMPED,
     LIFE,
     MIN_OFFSETS,
     NO_RECOVERY,
@@ -552,7 +553,19 @@ def test_every_reason_has_a_row_in_order() -> None:
 def test_every_header_is_described() -> None:
     described = re.findall(r"^- \*\*Header\*\* `([^`]+)`", page("messages.md"), re.MULTILINE)
     of_sink, of_corrections, of_letters = (
-        [SEQ, ID, TENANT, MIN_OFFSETS, IDLE, RULES, MADE_FROM, LIFE, CORRECTED_IN, NO_RECOVERY],
+        [
+            SEQ,
+            ID,
+            TENANT,
+            MIN_OFFSETS,
+            IDLE,
+            RULES,
+            MADE_FROM,
+            LIFE,
+            JUMPED,
+            CORRECTED_IN,
+            NO_RECOVERY,
+        ],
         [VERSION, LATE_RECORD, SETTLED_AT, U, FORGOTTEN],
         [REASON, TOPIC, PARTITION, OFFSET, VALUE_BYTES, NEXT_OFFSETS],
     )

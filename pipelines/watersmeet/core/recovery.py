@@ -34,6 +34,11 @@ topics its generation was made, and where it began there (`FROM`), and a name of
 that the topic of its corrections repeats (`LIFE`). Where the topics are others, offsets mean other
 records, and a lake that goes on would publish twice or never.
 
+*No jump.* A jump goes on at other offsets than those that the messages before it lead to. What one
+of these holds is told by offsets, which the sink does not have, and not by its clock. So M says
+which message was the last one before the jump (`JUMPED`). A lake that would have to read it back is
+refused.
+
 *One set of rules.* All that holds under one set of rules. M says by which rules everything from
 these offsets on was read and merged (`RULES`). A lake that is recovered must have these rules, and
 no others; otherwise it is refused.
@@ -57,6 +62,7 @@ from watersmeet.core.sequence import (
     FROM,
     IDLE,
     IDLE_PACKED,
+    JUMPED,
     LIFE,
     MIN_OFFSETS,
     NO_RECOVERY,
@@ -65,6 +71,7 @@ from watersmeet.core.sequence import (
     Place,
     Tail,
     clock_of,
+    header_number,
 )
 from watersmeet.core.window import Window
 
@@ -87,6 +94,10 @@ _FINGERPRINT: Final = re.compile("[0-9a-f]{8}")
 
 class NotToldError(Exception):
     """The last message that could say where a lost lake goes on has the header `NO_RECOVERY`."""
+
+
+class JumpedError(Exception):
+    """A message that would have to be read back is of before a jump of the lake."""
 
 
 class Origin(NamedTuple):
@@ -219,12 +230,18 @@ def encode_idle(decisions: Decisions) -> bytes:
 
 
 def life_headers(
-    life: str, origins: Mapping[str, Origin] = MappingProxyType({}), corrected_in: str = ""
+    life: str,
+    origins: Mapping[str, Origin] = MappingProxyType({}),
+    jumped: int | None = None,
+    corrected_in: str = "",
 ) -> Headers:
-    """Return the headers that say whose a message is; what is not known (empty) has none."""
+    """Return the headers that say whose a message is; what is not known (empty) has none.
+
+    `jumped`: the number of the last message before the lake's last jump.
+    """
     by_source = {source: [*origin] for source, origin in origins.items()}
     facts = {FROM: orjson.dumps(by_source).decode() if origins else "", LIFE: life}
-    facts[CORRECTED_IN] = corrected_in
+    facts |= {JUMPED: "" if jumped is None else str(jumped), CORRECTED_IN: corrected_in}
     return [(name, fact.encode()) for name, fact in facts.items() if fact]
 
 
@@ -330,8 +347,8 @@ def sink_state(
     (`at_least_once`), and it comes again as well, since the sequence goes on after the last
     message.
 
-    Raise ValueError where a header is not what it should be, and NotToldError where the messages do
-    not say where to begin.
+    Raise ValueError where a header is not what it should be, NotToldError where the messages do not
+    say where to begin, and JumpedError where one of these is of before a jump.
     """
     begin: dict[str, int] = {}
     decisions: dict[str, tuple[IdleDecision, ...]] = {}
@@ -340,6 +357,7 @@ def sink_state(
     since: int | None = None
     origins: dict[str, Origin] = {}
     life = corrected_in = ""
+    jumped = -1
     read_back = []
     longest_ms = window.longest_ms + (lag_ms or 0)
     for message, headers in messages:
@@ -354,10 +372,13 @@ def sink_state(
             rules = parse_rules(headers[RULES]) if RULES in headers else frozenset()
             origins = parse_origins(headers[FROM]) if FROM in headers else {}
             life, corrected_in = (text_of(headers, name) for name in (LIFE, CORRECTED_IN))
+            jumped = header_number(text_of(headers, JUMPED) or -1, -1)
             since = read_again_from(clock_of(message.place), longest_ms)
         # A message holds nothing at or after the clock that closed it.
         if since is not None and clock_of(message.place) <= since:
             break
+        if message.seq <= jumped:
+            raise JumpedError
         read_back.append(message)
     return SinkState(
         begin,

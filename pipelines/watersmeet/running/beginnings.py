@@ -22,7 +22,7 @@ from confluent_kafka import Message
 
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.recovery import NotToldError, SinkState, sink_state, text_of
+from watersmeet.core.recovery import JumpedError, NotToldError, SinkState, sink_state, text_of
 from watersmeet.core.sequence import (
     CORRECTED,
     FORGOTTEN,
@@ -240,8 +240,8 @@ def used_topic(settings: Settings, name: str, partitions: int) -> str:
 def _state_of(settings: Settings, sink: _Topic, partition: int) -> SinkState:
     """Return what the messages of a partition say.
 
-    Raises ConfigurationError if they do not say where a lost lake goes on, or retention has deleted
-    some that would have to be read back.
+    Raises ConfigurationError if they do not say where a lost lake goes on, or if some that would
+    have to be read back are of before a jump, or retention has deleted them.
     """
     topic, merge = sink.name, settings.merge
     first, _ = sink.bounds[partition]
@@ -268,6 +268,13 @@ def _state_of(settings: Settings, sink: _Topic, partition: int) -> SinkState:
             f"{topic}[{partition}]@{offset} does not say where a lost lake goes on, since "
             "the idle decisions that it needs, with what each tells its tenants, are more "
             "than fit into a message",
+            where="kafka.start",
+            fix=_ELSEWHERE,
+        ) from None
+    except JumpedError:
+        raise ConfigurationError(
+            f"the lake jumped shortly before it was lost: {topic}[{partition}]@{offset} would have "
+            "to be read back, and is of before the jump",
             where="kafka.start",
             fix=_ELSEWHERE,
         ) from None

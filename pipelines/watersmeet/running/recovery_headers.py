@@ -100,7 +100,9 @@ class RecoveryHeaders:
             for tp, offset in generation.begin.items()
             if tp.partition == partition and tp.input.topic in self._topic_ids
         }
-        return life_headers(generation.life, origins, self._corrected_in)
+        before = generation.tails.get(partition) if generation.kind == "reset" else None
+        jumped = None if before is None else before.seq
+        return life_headers(generation.life, origins, jumped, self._corrected_in)
 
     @cached_property
     def _topic_ids(self) -> Mapping[str, str]:
