@@ -153,13 +153,23 @@ def jumps_and_merges(lake: CaseLake) -> None:
     lake.merge()
 
 
+def jumps_on(lake: CaseLake) -> None:
+    """A jump that closes what is open, and reads nothing again."""
+    ranges = lake.plans[-1].ranges
+    lake.jump({tp: ranges[tp].until_offset for tp in lake.every}, last_tails(lake.reader, MERGED))
+
+
 def changes_rules(lake: CaseLake) -> None:
     begin_epoch(lake.reader, lake.quick.append, lake.settings, lake.plans[-1].batch + 1)
     goes_on(lake)
 
 
 def forgets(lake: CaseLake) -> None:
-    key = lake.reader.select(tables.MERGED, ["merge_key"])["merge_key"][0].as_py()
+    of_silver, of_orders = (
+        lake.reader.select(table, ["merge_key"])["merge_key"].to_pylist()
+        for table in (tables.MERGED, tables.bronze("orders"))
+    )
+    key = next(key for key in of_silver if key in of_orders)
     Forgetting(lake.reader, lake.settings, key).erase(lake.owner(lake.quick))
 
 
@@ -168,6 +178,8 @@ def saves(lake: CaseLake) -> None:
     lake.merge()
     save_state(lake.owner(lake.quick), lake.settings, lake.start().recover().state)
 
+
+CHANGED = r"version \d+, although a jump, or `forget`, has changed it up to version "
 
 BEHIND: list[tuple[str, Callable[[CaseLake], None], str]] = [
     (
@@ -180,6 +192,10 @@ BEHIND: list[tuple[str, Callable[[CaseLake], None], str]] = [
     (tables.SILVER, saves, r"batch \d+, although bases has a state after batch "),
     (tables.JOURNAL, jumps_and_merges, r"decision \d+, although silver's last batch follows "),
     (tables.JOURNAL, changes_rules, r"decision \d+, although silver's last batch follows "),
+    (tables.SILVER, jumps_on, CHANGED),
+    (tables.JOURNAL, jumps_on, r"generation 0, although silver has rows that generation 1 has "),
+    (tables.bronze("orders"), forgets, CHANGED),
+    (tables.SILVER, forgets, CHANGED),
     (tables.ERASED, forgets, r"nothing, although the journal says that rows of .* are there"),
 ]
 """A table, what a lake does, and where an earlier copy of the table ends then."""

@@ -125,6 +125,20 @@ def last_decision(
     return repeated
 
 
+def closed_by(reader: Histories) -> int:
+    """Return the generation whose beginning has closed rows of silver since its last batch; 0
+    without one.
+    """
+    for version in walk(reader, tables.SILVER):
+        commit = commit_of(tables.SILVER, version)
+        if commit is not None and not commit.is_fence:
+            if commit.application == RESETTING:
+                return int(commit.facts.get("generation", 0))
+            if commit.application == APPLICATION:
+                return 0
+    return 0
+
+
 def commit_of(table: str, version: Version) -> Commit | None:
     """Return the owner's commit that made a version of a table; None where it was made otherwise.
 

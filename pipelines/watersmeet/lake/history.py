@@ -50,6 +50,7 @@ class History:
     - `floors`: where rows begin.
     - `bases`: the saved states, from the one on with which history begins.
     - `erased`: the time (epoch ms) of the last rows of the table `erased`; 0 without any.
+    - `versions`: by table, the version that it had when a jump, or `forget`, had changed its rows.
     """
 
     decisions: int
@@ -62,6 +63,7 @@ class History:
     floors: Floors
     bases: Sequence[Base]
     erased: int
+    versions: Mapping[str, int]
 
     @property
     def newest(self) -> Generation:
@@ -110,6 +112,7 @@ def history_of(decisions: Sequence[Decision], settings: Settings) -> History:
         floors_of(decisions),
         bases_of(decisions),
         next((each.body["last"] for each in reversed(decisions) if each.kind == ERASED), 0),
+        dict(item for each in decisions for item in each.body.get("versions", {}).items()),
     )
 
 

@@ -23,7 +23,7 @@ from watersmeet.core.times import time_text
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.bases import check_bases
-from watersmeet.lake.commits import WRITES, Commit, last_decision
+from watersmeet.lake.commits import WRITES, Commit, closed_by, last_decision
 from watersmeet.lake.history import History, read_history
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import row_ends
@@ -81,7 +81,8 @@ class _Lake:
       `history`: as it is after them.
     - `published`: the clocks of the last messages that were noted.
     - `saved`: the batch of the newest saved state; -1 without one.
-    - `last`: silver's last batch; `followed`: the number of the decision that it follows.
+    - `last`: silver's last batch; `followed`: the number of the decision that it follows;
+      `closed_by`: the generation whose beginning has closed rows since then, or 0.
     """
 
     reader: TableReader
@@ -91,6 +92,7 @@ class _Lake:
     saved: int
     last: BatchPlan | None
     followed: int
+    closed_by: int
     history: History
 
     @classmethod
@@ -111,6 +113,7 @@ class _Lake:
             max((base.batch for base in begun.bases_in(begun.newest)), default=-1),
             last,
             0 if commit is None else commit[1].facts.get("decisions", 0),
+            closed_by(reader) if exists else 0,
             read_history(reader, settings) if has_moved else begun,
         )
 
@@ -135,6 +138,9 @@ def _journal(lake: _Lake) -> Iterator[Behind]:
             verb = "follows" if what == "decision" else "is of"
             said_of = f"silver's last batch {verb} {what} {said}"
             yield Behind(tables.JOURNAL, f"{what} {end}", said_of)
+    if history.newest.number < lake.closed_by:
+        said_of = f"silver has rows that generation {lake.closed_by} has closed"
+        yield Behind(tables.JOURNAL, f"generation {history.newest.number}", said_of)
 
 
 def _silver(lake: _Lake) -> Iterator[Behind]:
@@ -223,20 +229,30 @@ def _erased(lake: _Lake) -> Iterator[Behind]:
         )
 
 
+def _versions(lake: _Lake) -> Iterator[Behind]:
+    """Yield where a table has not the version yet that the journal says of it."""
+    for table, said in lake.history.versions.items():
+        if lake.reader.exists(table) and (end := lake.reader.version(table)) < said:
+            of_change = f"a jump, or `forget`, has changed it up to version {said}"
+            yield Behind(table, f"version {end}", of_change)
+
+
 _ENDS: Final[tuple[Callable[[_Lake], Iterator[Behind]], ...]] = (
     _journal,
     _silver,
     _erased,
     _bronze,
+    _versions,
 )
 """Which table ends where although which other one says what.
 
 | table | ends at | told by |
 |---|---|---|
-| journal | its last decision, generation and epoch | silver's last batch |
+| journal | its last decision, generation and epoch | silver's last batch, and last jump |
 | silver | its last batch; its clocks; rows of what is out | journal and bases; published; journal |
 | erased | the time of its last rows | the journal |
 | bronze | its last offsets | silver's last batch |
+| bronze, silver, erased | their versions | the journal |
 
 `published` is told by the topics themselves (`Gold.recover`).
 """

@@ -376,6 +376,9 @@ class Forgetting:
         self._note_places(owner)
         self._forget_in_bronze(owner)
         self._forget_in_silver(owner)
+        if self.is_there:
+            last = owner.history(self.settings).erased
+            owner.decide(ERASED, {"last": last, "versions": owner.versions()})
         for name, table in owner.engine.lake.layout.items():
             if table.has_records:
                 _retried(partial(owner.engine.purge, name))

@@ -514,20 +514,21 @@ def end_earlier(owner: Owner, settings: Settings) -> None:
     ended = generations[-2]
     never = dict.fromkeys([*DUE.names, "position"])
     unfinished: Where = [[tables.IS_UNFINISHED, *generations.batches(ended)]]
-    _change(owner, unfinished, {"status": "timed_out", **_CLOSED, **never})
+    _change(owner, newest, unfinished, {"status": "timed_out", **_CLOSED, **never})
     for portion in in_portions(list(unpublished(MERGED, ended, newest))):
-        _change(owner, portion, _CLOSED)
+        _change(owner, newest, portion, _CLOSED)
     for portion in in_portions(list(unpublished(CORRECTED, ended, newest))):
         corrections = [[("status", "=", "correction"), *term] for term in portion]
-        _change(owner, corrections, {**_CLOSED, "has_message": False})
+        _change(owner, newest, corrections, {**_CLOSED, "has_message": False})
     fault_point("reset.told")
-    owner.decide(CLOSED, {}, newest.number)
+    owner.decide(CLOSED, {"versions": owner.versions()}, newest.number)
 
 
-def _change(owner: Owner, where: Where, values: Mapping[str, Any]) -> None:
+def _change(owner: Owner, newest: Generation, where: Where, values: Mapping[str, Any]) -> None:
     if row_count(owner.engine.reader, tables.SILVER, where):
         owner.change(
             tables.SILVER,
             RESETTING,
             lambda commit: owner.engine.update(tables.SILVER, where, values, commit),
+            facts={"generation": newest.number},
         )

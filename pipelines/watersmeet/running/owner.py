@@ -134,6 +134,17 @@ class Owner:
         lake = self.engine.lake
         lake.durable.rely_on(lake.layout.keys() - lake.external_tables.keys())
 
+    def versions(self) -> dict[str, int]:
+        """Return the version of each table with records, once it is durable."""
+        layout, reader = self.engine.lake.layout, self.engine.reader
+        versions = {
+            name: reader.version(name)
+            for name, table in layout.items()
+            if table.has_records and reader.exists(name)
+        }
+        self.rely_on_what_was_read()
+        return versions
+
     def last_number(self, table: str, application: str) -> int:
         """Return the number of this owner's last commit to a table, as the table says.
 
@@ -183,7 +194,13 @@ class Owner:
         return commit
 
     def change(
-        self, table: str, application: str, write: Callable[[Commit], None], *, attempts: int = 1
+        self,
+        table: str,
+        application: str,
+        write: Callable[[Commit], None],
+        *,
+        attempts: int = 1,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         """Make a commit by `write`, which changes existing rows; a change of no row may make none.
 
@@ -192,7 +209,7 @@ class Owner:
         Raises the conflict if another writer came first each time.
         """
         for attempt in range(1, attempts + 1):
-            commit = self.next_commit(table, application)
+            commit = self.next_commit(table, application, facts)
             try:
                 write(commit)
             except Exception as error:
