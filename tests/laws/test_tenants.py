@@ -33,6 +33,13 @@ def with_rules(settings: Settings, rules: Window) -> Settings:
     )
 
 
+def change_rules(lake: CaseLake, models: TenantModels, rules: Window) -> None:
+    """An epoch begins, for the lake and for the models."""
+    lake.settings = with_rules(lake.settings, rules)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1)
+    models.begin_epoch(rules)
+
+
 def merged(lake: CaseLake, models: TenantModels, *shares: float) -> None:
     for share in shares:
         lake.arrive(share)
@@ -66,9 +73,7 @@ def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, 
     begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
     for number, (share, rules) in enumerate(steps if kind == QUICK else steps[:2]):
         if number:
-            lake.settings = with_rules(lake.settings, rules)
-            begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1)
-            models.begin_epoch(rules)
+            change_rules(lake, models, rules)
         merged(lake, models, share - 0.1, share)
         assert late_of(lake.reader) == models.late()
         assert silver_of(lake.reader) == models.silver()
@@ -154,9 +159,7 @@ def test_what_waited_and_is_late_is_told_once_although_no_older_version_is_left(
     begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
     merged(lake, models, 0.5)
     known = len(models.late())
-    lake.settings = with_rules(lake.settings, after)
-    begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1)
-    models.begin_epoch(after)
+    change_rules(lake, models, after)
     lake.arrive(0.55)
     for _ in range(1 if is_made else 2):
         dying = dying_at(lake.engine, "merge", tables.SILVER, after=is_made)
@@ -172,6 +175,28 @@ def test_what_waited_and_is_late_is_told_once_although_no_older_version_is_left(
     assert len(models.late()) > known
     merged(lake, models, 1.0)
     assert late_of(lake.reader) == models.late()
+
+
+@pytest.mark.fault("rules", oracle=True)
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("merge_bytes", [64 * 2**20, 1], ids=["at once", "in chunks"])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_other_rules_alone_close_rows_of_a_partition_that_has_no_new_records(
+    new_lake: MakeLake, lag: int, merge_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [keyed("a", 1000, g="x"), heartbeat(1050, g="x")]
+    case = Case({"tracking": [*both], "orders": [*both]}, 100, ["tracking", "orders"] * 2)
+    lake = new_lake({0: case}, merge=merge_of((100, None, lag)))
+    models = TenantModels({0: case}, (100, None, lag))
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
+    merged(lake, models, 1.0)
+    assert [row[3] for row in silver_of(lake.reader)] == ["open"]
+    change_rules(lake, models, (10, None, lag))
+    models.arrive(1.0)
+    monkeypatch.setattr(lake.engine, "merge_bytes", merge_bytes)
+    assert lake.merge() == 1
+    assert [row[3] for row in silver_of(lake.reader)] == ["timed_out"]
+    assert silver_of(lake.reader) == models.silver()
 
 
 @pytest.mark.fault("jumps")

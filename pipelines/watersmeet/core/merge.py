@@ -223,14 +223,14 @@ def merge_in_chunks(
     """Yield each chunk of silver's open and waiting rows with what `merge` returns for it.
 
     The first and the last pair are a table without rows, and what belongs to no chunk: the records
-    that are not merged, and the merge records of other keys. In partitions of which `records` and
-    `heads` have nothing, nothing is merged.
+    that are not merged, and the merge records of other keys.
 
     `chunks`: silver's columns of at least all rows that were open or waited and that the batch may
     change. All rows of a key are in one chunk. The other arguments are those of `merge`. Raises
     ValueError where a key of the batch has rows in two chunks.
     """
-    clocks = _clocks(records, heads, batch, _partitions(records, heads))
+    partitions = _partitions(records, heads)
+    clocks = _clocks(records, heads, batch, partitions)
     outcomes = _Outcomes.of(records, batch, clocks, recovered)
     on_time = outcomes.on_time
     none = batch.changed_schema().empty_table()
@@ -242,6 +242,9 @@ def merge_in_chunks(
         if (is_here & ~is_remaining).any():
             raise ValueError(_TWO_OPEN_RECORDS)
         is_remaining &= ~is_here
+        if not (own := _partitions(chunk)) <= partitions:  # other rules may close its rows
+            partitions |= own
+            clocks = _clocks(records, heads, batch, partitions)
         changed = _changed(on_time.where(is_here), records["value"], chunk, batch, clocks)
         changed = _together([changed, *_late_by_now(chunk, waited, batch)], batch)
         yield chunk, changed
