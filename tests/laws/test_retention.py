@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.laws.conftest import QUICK, MakeLake, in_folders
+from tests.laws.test_idle import Clock, Quiet
 from tests.laws.test_tenants import with_rules
 from tests.support.cases import (
     BAD_VALUES,
@@ -43,6 +44,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.bases import Floors, floors_of
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.history import read_history
 from watersmeet.lake.journal import FLOOR, read_journal
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
@@ -466,6 +468,31 @@ def test_what_is_left_of_tenants_can_be_verified_and_derived_again(
     sent = sum(len(case.values["tracking"]) for case in cases.values())
     assert row_count(lake.reader, tables.bronze("tracking")) < sent
     assert is_derived_again(lake, tmp_path)
+
+
+@pytest.mark.fault("silence")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_decisions_count_about_a_source_that_is_silent_since_what_is_left_begins(
+    new_lake: MakeLake,
+) -> None:
+    cases = {p: Case({source: [] for source in SOURCES}, 100) for p in range(PARTITIONS)}
+    merge = {**merge_of((100, None, 300)), "idle_after": "10s"}
+    lake, clock = new_lake(cases, keep=KEEP, merge=merge), Clock()
+    for time in (1000, 3000, 5000, 7000, 7200):
+        for case in cases.values():
+            for source in SOURCES if time == 1000 else ["orders"]:
+                case.values[source].append(keyed("a", time, g="x"))
+                case.arrivals.append(source)
+        lake.arrive()
+        silver = lake.start(Quiet(lake.settings, 10_000, now_s=clock))
+        list(silver.drain())
+        clock.now += 10.0
+        assert list(silver.drain()) or time == 1000
+        note_published(lake)
+        assert broken(lake) == []
+        if time < 7200:
+            let_go(lake)
+    assert read_history(lake.reader, lake.settings).first_base is not None
 
 
 @pytest.mark.nightly

@@ -51,6 +51,7 @@ class Log:
     """A topic-partition, of which bronze was read up to the offset `until`.
 
     - `begin`: the first offset that the generation is judged by.
+    - `bronze_end`: the exclusive end offset of what bronze must have; `end`: of what is read.
     - `position`: that of the last record that was read (ms); `last`: the offset of it.
     - `arrived`: records for the model, with their positions (ms), that were not taken yet.
     - `values`: values of records with sampled keys whose outcome was not seen yet.
@@ -74,7 +75,9 @@ class Log:
         own = idle.filter(pc.greater_equal(idle["after_offset"], self.begin - 1))
         self._decisions, self._tenant_times = _decisions(own)
         self._taken = 0
-        self.end = max([end, *(max(1, after + 1) for after in own["after_offset"].to_pylist())])
+        self.bronze_end = max([end, *(after + 1 for after in own["after_offset"].to_pylist())])
+        # A decision is read with the record that it comes before, which may be none yet.
+        self.end = max(self.bronze_end, self.until + 1) if own.num_rows else end
         self._out = evidence.out.get(tp, np.array([], np.int64))
         self._decoders = [
             schemas[tp.input.source].decoder_of_accepted() if tp.input.source in schemas else None
@@ -323,7 +326,7 @@ def check_offsets(
         fix = "delete all but one of the rows with this offset"
         findings.add(what, where + evidence.at(tp, offset), fix)
     first, end = bounds.get(tp.input, {}).get(tp.partition, (0, 0))
-    last = evidence.end.until.get(tp, 0) if evidence.following is not None else log.end
+    last = evidence.end.until.get(tp, 0) if evidence.following is not None else log.bronze_end
     begin = max(begin, first, log.begin)
     kafka = evidence.settings.kafka
     # `keep` may have deleted what Kafka had before: nothing tells that it was refused.
