@@ -15,6 +15,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.laws.conftest import QUICK, MakeLake
+from tests.support import tenants
 from tests.support.cases import (
     SOURCES,
     Case,
@@ -31,9 +32,11 @@ from tests.support.lakes import (
     OpenSpark,
     duplicates_of,
     engine_for,
+    fill_bronze,
     late_of,
     silver_of,
 )
+from tests.support.tenants import merge_of
 from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.plan import BatchPlan
@@ -46,6 +49,7 @@ from watersmeet.lake.decisions import decision_rows
 from watersmeet.lake.identity import check_layout
 from watersmeet.lake.location import Lake
 from watersmeet.lake.table_reader import TableReader
+from watersmeet.running.bronze_table import BronzeTable
 
 RANDOM = 5
 IDLE = RANDOM
@@ -187,6 +191,27 @@ def test_under_another_timeout_it_is_what_the_model_makes_of_it(
         }
     with pytest.raises(ConfigurationError, match="was derived with a timeout of 300 ms"):
         verify_against(lake.reader, reader_of(lake, longer), settings, longer)
+
+
+@pytest.mark.promise("T3")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("offsets", [[0, 1], [0, 2], [1, 2], [1, 3]])
+@pytest.mark.parametrize("times", [[1000, 3000], [3000, 4000]], ids=["one waits", "all wait"])
+def test_with_tenants_it_goes_over_holes_to_the_record_that_waits(
+    new_lake: MakeLake, tmp_path: Path, offsets: list[int], times: list[int]
+) -> None:
+    """The markers of transactions leave them."""
+    merge = merge_of((100, None, 300))
+    lake = new_lake({0: Case({source: [] for source in SOURCES}, 100)}, merge=merge)
+    tracking = {(0, at): keyed("a", t, g="x") for at, t in zip(offsets, times, strict=True)}
+    orders = {(0, 0): keyed("a", 2000, g="x")}
+    for source, values in {"tracking": tracking, "orders": orders}.items():
+        fill_bronze(BronzeTable(lake.owner(), lake.settings, lake.input_of(source)), values)
+    assert lake.merge() == 1
+    rebuild(lake.reader, lake.settings, tmp_path / "again")
+    there = reader_of(lake, tmp_path / "again")
+    assert tenants.silver_of(there) == tenants.silver_of(lake.reader)
+    assert verify_against(lake.reader, there, lake.settings, tmp_path / "again")["ok"]
 
 
 def goes_on(_: BatchPlan) -> None:

@@ -250,7 +250,22 @@ class Planner:
         )
         if plan is None:
             return None
-        return replace(plan, epoch=state.epoch, generation=state.generation)
+        ranges = self._to_ends(plan.ranges)
+        return replace(plan, ranges=ranges, epoch=state.epoch, generation=state.generation)
+
+    def _to_ends(
+        self, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[TopicPartition, OffsetRange]:
+        """Return the ranges of a rebuild's batch, of which each that takes all there is goes to the
+        end, over holes before the record that waited there.
+        """
+        heads = self.heads() if self._heads_beyond else {}
+        return {
+            tp: replace(done, until_offset=max(done.until_offset, self.ends[tp].until))
+            if tp in self._heads_beyond and done.position == heads[tp]
+            else done
+            for tp, done in ranges.items()
+        }
 
     def _read(
         self, starts: Mapping[TopicPartition, int], share: int, share_bytes: int | None
