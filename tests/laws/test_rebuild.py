@@ -15,12 +15,14 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.laws.conftest import QUICK, MakeLake
+from tests.laws.test_idle import Clock, Quiet
 from tests.support import tenants
 from tests.support.cases import (
     SOURCES,
     Case,
     cases_with_ids,
     expected_silver,
+    heartbeat,
     keyed,
     rich_cases,
 )
@@ -208,6 +210,31 @@ def test_with_tenants_it_goes_over_holes_to_the_record_that_waits(
     for source, values in {"tracking": tracking, "orders": orders}.items():
         fill_bronze(BronzeTable(lake.owner(), lake.settings, lake.input_of(source)), values)
     assert lake.merge() == 1
+    rebuild(lake.reader, lake.settings, tmp_path / "again")
+    there = reader_of(lake, tmp_path / "again")
+    assert tenants.silver_of(there) == tenants.silver_of(lake.reader)
+    assert verify_against(lake.reader, there, lake.settings, tmp_path / "again")["ok"]
+
+
+@pytest.mark.promise("T3")
+@pytest.mark.fault("silence")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_with_tenants_it_ends_before_a_record_that_has_come_behind_the_last_decision(
+    new_lake: MakeLake, tmp_path: Path
+) -> None:
+    tracking = [keyed("a", 1000, g="x"), keyed("b", 1990, g="x")]
+    orders = [heartbeat(2000, g="x")]
+    case = Case(
+        {"tracking": [*tracking], "orders": [*orders]}, 100, ["tracking", "orders", "tracking"]
+    )
+    lake = new_lake({0: case}, merge={**merge_of((100, None, 300)), "idle_after": "10s"})
+    clock = Clock()
+    silver = lake.start(Quiet(lake.settings, 10_000, now_s=clock))
+    lake.arrive(2 / 3)
+    list(silver.drain())
+    clock.now = 10.0
+    assert len(list(silver.drain())) == 1, "time goes on without tracking"
+    lake.arrive(1.0)  # for bronze alone
     rebuild(lake.reader, lake.settings, tmp_path / "again")
     there = reader_of(lake, tmp_path / "again")
     assert tenants.silver_of(there) == tenants.silver_of(lake.reader)

@@ -361,8 +361,10 @@ class _PartitionTimeline:
         Raise ValueError where the first record at the clock is missing.
         """
         at = NULL_TIME if done.position_before is None else done.position_before
-        # Where nothing waits, what follows the range came after the plan.
-        if done.position is not None and done.position >= clock:
+        # Where nothing waits, what follows the range came after the plan. Where a rebuild ends, the
+        # head alone says so: it has the decisions that are there.
+        is_reached = done.position is not None and done.position >= clock
+        if is_reached or (done.head is not None and done.head <= clock):
             records = records.first(int(np.searchsorted(records.offsets, done.until_offset)))
         count = len(decided.offsets)
         all_offsets = np.concatenate([decided.offsets, records.offsets])
