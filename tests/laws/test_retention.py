@@ -470,6 +470,38 @@ def test_what_is_left_of_tenants_can_be_verified_and_derived_again(
     assert is_derived_again(lake, tmp_path)
 
 
+@pytest.mark.fault("rules")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_records_are_left_that_waited_where_what_is_left_begins(
+    new_lake: MakeLake, tmp_path: Path
+) -> None:
+    """An epoch has judged them since, and a derivation does so again."""
+    slow = [keyed("a", 1050, g="y"), keyed("b", 1000, g="y")]
+    fast = [keyed("a", time, g="x") for time in (1500, 9000, 20_000)]
+    arrivals = [*["tracking"] * 3, *["orders", "tracking"] * 2, "orders"]
+    case = Case({"tracking": [*slow, *fast], "orders": [*fast]}, 100, arrivals)
+    cases = dict.fromkeys(range(PARTITIONS), case)
+    keep = {"bronze": "600ms", "silver": "20s", "late": "20s"}
+    lake = new_lake(cases, keep=keep, merge=merge_of((100, None, 1000)))
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
+    lake.arrive(4 / 8)
+    lake.merge()
+    let_go(lake)
+    begun = lake.plans[-1].batch
+    lake.settings = with_rules(lake.settings, (30, None, 1000))
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, begun + 1)
+    lake.arrive()
+    lake.merge()
+    note_published(lake)
+    let_go(lake)
+    base = read_history(lake.reader, lake.settings).first_base
+    assert base is not None
+    assert base.batch == begun
+    assert [row[4] for row in lake.late()] == [1000] * PARTITIONS
+    assert broken(lake) == []
+    assert is_derived_again(lake, tmp_path)
+
+
 @pytest.mark.fault("silence")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_decisions_count_about_a_source_that_is_silent_since_what_is_left_begins(

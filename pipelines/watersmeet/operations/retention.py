@@ -265,9 +265,10 @@ class _Old:
         ends = {}
         for base in {*bases.values()}:
             state = read_state(self.reader, self.epochs, base)
+            first_waiting = self._first_waiting(base)
             for tp in (tp for tp in state.cursors if bases.get(tp.partition) == base):
                 cut = state.cuts.get(tp, Cut(state.cursors[tp].next_offset, NULL_TIME))
-                waiting = self._first_waiting.get(tp, cut.until)
+                waiting = first_waiting.get(tp, cut.until)
                 ends[tp] = min(state.cursors[tp].next_offset, cut.until, waiting)
         terms: _Terms = []
         for input_id in inputs:
@@ -309,14 +310,13 @@ class _Old:
             found.append(self._first_not_sent(name, "position"))
         return _least(*found)
 
-    @cached_property
-    def _first_waiting(self) -> dict[TopicPartition, int]:
-        """By topic-partition, the first offset of records that wait for their tenants: the first
-        batch of an epoch reads them once more.
+    def _first_waiting(self, base: Base) -> dict[TopicPartition, int]:
+        """Return, by topic-partition, the first offset of records that waited for their tenants at
+        a base: the first batch of an epoch reads them once more, here or in a derivation.
         """
         by = ["source", "topic", "partition"]
-        where: Where = [[("status", "=", "waiting")]]
-        rows = self.reader.summary(tables.SILVER, by, {"first": ("min", "offset")}, where)
+        where = base.of(("status", "=", "waiting"))
+        rows = self.reader.summary(tables.BASES, by, {"first": ("min", "offset")}, where)
         return {topic_partition(row): row["first"] for row in rows.to_pylist()}
 
     @property
