@@ -150,7 +150,7 @@ class PureLake:
             pa.array([s != "timed_out" for s in self.silver["status"].to_pylist()], pa.bool_())
         )
         everything = [row for mine in self.rows.values() for row in mine]
-        waited = pa.Table.from_pylist(everything, RECORDS) if batch.begins_epoch else None
+        waited = pa.Table.from_pylist(everything if batch.begins_epoch else [], RECORDS)
         done = step(self.state, batch, records, held, waited=waited)
         written = done.changed.to_pylist()
         for status, rows, schema in (

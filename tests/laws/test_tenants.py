@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from tests.laws.conftest import QUICK, MakeLake
 from tests.laws.test_idle import Clock, Quiet
+from tests.laws.test_touched import Forgetful
 from tests.support.cases import Case, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import record_of
@@ -17,6 +19,7 @@ from tests.support.lakes import CaseLake, decisions_of
 from tests.support.tenants import TenantModels, Window, late_of, merge_of, silver_of, tenant_cases
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.sequence import message_id
+from watersmeet.errors import MissingRecordsError
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import begin_epoch
 from watersmeet.settings import Settings
@@ -196,6 +199,71 @@ def test_other_rules_alone_close_rows_of_a_partition_that_has_no_new_records(
     monkeypatch.setattr(lake.engine, "merge_bytes", merge_bytes)
     assert lake.merge() == 1
     assert [row[3] for row in silver_of(lake.reader)] == ["timed_out"]
+    assert silver_of(lake.reader) == models.silver()
+
+
+@pytest.mark.fault("rules", "silence", oracle=True)
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_what_waited_behind_a_decision_and_is_late_by_other_rules_is_told(
+    new_lake: MakeLake,
+) -> None:
+    """No record has the time of its position."""
+    tracking = [keyed("a", 5000, g="y"), heartbeat(6000, g="x"), keyed("b", 5900, g="y")]
+    orders = [keyed("c", 4500, g="y"), keyed("k", 5850, g="y")]
+    arrivals = ["orders", *["tracking"] * 3, "orders"]
+    case = Case({"tracking": [*tracking], "orders": [*orders]}, 100, arrivals)
+    before, after = (100, None, 1000), (30, None, 1000)
+    lake = new_lake({0: case}, merge={**merge_of(before), "idle_after": "10s"})
+    models, clock = TenantModels({0: case}, before), Clock()
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
+    silver = lake.start(Quiet(lake.settings, 10_000, now_s=clock))
+    lake.arrive(4 / 5)
+    lake.plans += silver.drain()
+    clock.now = 10.0
+    lake.plans += silver.drain()
+    [decision] = decisions_of(lake.reader)["orders", 0]
+    told = dict(decision.tenant_times)
+    models.arrive(4 / 5)
+    models.models[0].arrive(record_of("orders", -1, 6000, tenant=None, tenant_times=told))
+    models.models[0].advance()
+    merged(lake, models, 1.0)
+    assert silver_of(lake.reader) == models.silver()
+    assert [row[3] for row in models.silver() if row[2] == "k"] == ["waiting"]
+    change_rules(lake, models, after)
+    merged(lake, models, 1.0)
+    assert late_of(lake.reader) == models.late()
+    assert silver_of(lake.reader) == models.silver()
+
+
+@pytest.mark.fault("rules", "commits", oracle=True)
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_of_what_waits_an_epoch_reads_again_what_is_late_by_its_rules_alone(
+    new_lake: MakeLake,
+) -> None:
+    """And merges nothing where it is gone."""
+    slow = [keyed(key, time, g="y") for key, time in (("a", 1050), ("b", 1000), ("c", 1060))]
+    tracking = [*slow, *(keyed("a", time, g="x") for time in range(2000, 8001, 100))]
+    orders, arrivals = [heartbeat(8000, g="x")], [*["tracking"] * len(tracking), "orders"]
+    case = Case({"tracking": [*tracking], "orders": [*orders]}, 100, arrivals)
+    before, after = (100, None, 10_000), (30, None, 10_000)
+    lake, models = new_lake({0: case}, merge=merge_of(before)), TenantModels({0: case}, before)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
+    merged(lake, models, 1.0)
+    assert sum(row[3] == "waiting" for row in silver_of(lake.reader)) == 3
+    change_rules(lake, models, after)
+    models.arrive(1.0)
+    what = "bronze of tracking has lost records: 1 of 1 that wait"
+    with pytest.raises(MissingRecordsError, match=what):
+        lake.merge(Forgetful(lake.engine, lambda _, rows: rows.slice(0, 0)))
+    read = []
+
+    def noting(_: str, rows: pa.Table) -> pa.Table:
+        read.extend(rows["offset"].to_pylist())
+        return rows
+
+    lake.merge(Forgetful(lake.engine, noting))
+    assert read == [1]
+    assert late_of(lake.reader) == models.late()
     assert silver_of(lake.reader) == models.silver()
 
 

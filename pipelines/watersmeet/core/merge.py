@@ -41,7 +41,7 @@ from watersmeet.core.inputs import InputId, of_source, several_topics
 from watersmeet.core.joining import OpenRecordTimes, session_index
 from watersmeet.core.message import as_read, exceeds
 from watersmeet.core.plan import BatchPlan, Rules, TopicPartition
-from watersmeet.core.positions import NAMES, Positioned, records_at, release
+from watersmeet.core.positions import NAMES, Positioned, late_by_now, records_at, release
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import ID, RECORD_IDS, Numbers, duplicates_of, joined
 from watersmeet.core.silver import OUTCOMES, PASSED, in_silver, of_batch
@@ -174,6 +174,7 @@ MESSAGE_SCHEMA = pa.schema(
 """The columns of messages that were read back from the sink after a lake was lost."""
 
 NO_MESSAGES: Final = MESSAGE_SCHEMA.empty_table()
+_NO_RECORDS: Final = RECORD_SCHEMA.empty_table()
 _NO_HEADS: Final = HEADS.empty_table()
 
 
@@ -183,7 +184,7 @@ def merge(
     batch: Batch,
     recovered: pa.Table = NO_MESSAGES,
     heads: pa.Table = _NO_HEADS,
-    waited: pa.Table | None = None,
+    waited: pa.Table = _NO_RECORDS,
 ) -> pa.Table:
     """Return the rows of silver that a batch writes, by the merge rules: the merge records that it
     changes, each once, the records that wait, and a row for each record that is not merged.
@@ -195,7 +196,8 @@ def merge(
       all rows that wait.
     - `recovered`: the columns of `MESSAGE_SCHEMA` of messages that were read back.
     - `heads`: what the batch before has left (`core.tenants.HEADS`).
-    - `waited`: for the first batch of an epoch, at least the records that wait, as `records`.
+    - `waited`: for the first batch of an epoch, at least the records that wait and are late by its
+      rules, as `records`.
 
     The result has silver's columns, and those of `REPLACING`: in `replaces`, the event time of the
     open record whose place the row takes, null for a new one; in `delete_up_to` of a row without a
@@ -218,7 +220,7 @@ def merge_in_chunks(
     batch: Batch,
     recovered: pa.Table = NO_MESSAGES,
     heads: pa.Table = _NO_HEADS,
-    waited: pa.Table | None = None,
+    waited: pa.Table = _NO_RECORDS,
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Yield each chunk of silver's open and waiting rows with what `merge` returns for it.
 
@@ -309,16 +311,16 @@ def released_keys(waiting: pa.Table, clocks: Clocks) -> list[str]:
     return list(waiting["merge_key"].filter(pa.array(~clocks.waits(rows))).to_pylist())
 
 
-def _late_by_now(unfinished: pa.Table, waited: pa.Table | None, batch: Batch) -> Iterator[pa.Table]:
+def _late_by_now(unfinished: pa.Table, waited: pa.Table, batch: Batch) -> Iterator[pa.Table]:
     """Yield rows of silver for the records that waited for their tenants before an epoch, and are
     late by its rules.
     """
-    if waited is None:
+    if not batch.begins_epoch:
         return
     is_waiting = pc.equal(unfinished["status"], "waiting").to_numpy()
-    waiting = Positioned.of_waiting(filtered(unfinished, is_waiting))
-    late = waiting.where(waiting.is_late(batch.rules)).rows
-    yield _late_rows(records_at(waited, late), batch)
+    late = late_by_now(filtered(unfinished, is_waiting), batch.rules)
+    if late.num_rows:
+        yield _late_rows(records_at(waited, late), batch)
 
 
 def _late_rows(rows: pa.Table, batch: Batch) -> pa.Table:

@@ -24,6 +24,7 @@ from watersmeet.core.columns import (
     times_ms,
 )
 from watersmeet.core.plan import Rules, TopicPartition, by_topic_partition
+from watersmeet.errors import MissingRecordsError
 
 NAMES = {"partition": pa.int32(), "merge_key": pa.large_string(), "tenant": pa.large_string()}
 """The columns that identify a row's merge record, except for its time."""
@@ -123,9 +124,26 @@ def release(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Released
     return Released(is_reached & ~is_late, stays, deleted)
 
 
+def late_by_now(waiting: pa.Table, rules: Rules) -> pa.Table:
+    """Return those rows of silver that wait and are late by the rules of another epoch."""
+    rows = Positioned.of_waiting(waiting)
+    return rows.where(rows.is_late(rules)).rows
+
+
 def records_at(records: pa.Table, waiting: pa.Table) -> pa.Table:
-    """Return the records that some rows of silver hold which wait, with the positions there."""
+    """Return the records that some rows of silver hold which wait, with the positions there.
+
+    Raises MissingRecordsError where one of them is not among `records`.
+    """
     places = waiting.select([*_PLACE, "position"])
     short = numbered(records.select(_PLACE), "row")
     both = short.join(places, _PLACE, join_type="inner").sort_by("row")
+    missing = places.join(short, _PLACE, join_type="left anti")
+    if missing.num_rows:
+        sources = sorted(set(missing["source"].to_pylist()))
+        raise MissingRecordsError(
+            f"bronze of {' and '.join(sources)} has lost records: {missing.num_rows} of "
+            f"{places.num_rows} that wait for their tenants were not read, and nothing was merged",
+            fix="bring the files of bronze back, or look for what deletes them",
+        )
     return records.take(both["row"]).append_column("position", both["position"])

@@ -19,6 +19,7 @@ from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
+    Where,
     of_like_bounds,
     sizes_of,
 )
@@ -53,7 +54,7 @@ def chunks_of(
     reader: TableReader, input_id: InputId, table: str, partitions: Int64s, offsets: Int64s
 ) -> Iterator[Chunk]:
     """Yield some records of an input, which a table has, in chunks by (partition, offset)."""
-    for chunk in _of_few_rows(input_id, table, partitions, offsets):
+    for chunk in of_few_rows(input_id, table, partitions, offsets):
         places = np.array([*_places(chunk)])
         for begin, end in cuts(_sizes(reader, chunk), CHUNK_BYTES):
             yield _chunk(input_id, table, *places[begin:end].T)
@@ -86,15 +87,16 @@ def sizes_at(
     """Return the `record_bytes` of the records at these places that meet the conditions."""
     in_order = np.array(sorted(places), np.int64)
     found: dict[tuple[int, int], int] = {}
-    for chunk in _of_few_rows(input_id, table, *in_order.reshape(-1, 2).T):
+    for chunk in of_few_rows(input_id, table, *in_order.reshape(-1, 2).T):
         rows = read_chunk(reader, chunk, [*_PLACE, RECORD_BYTES.name], conditions)
         found |= zip(places_of(rows), rows[RECORD_BYTES.name].to_pylist(), strict=True)
     return found
 
 
-def _of_few_rows(
+def of_few_rows(
     input_id: InputId, table: str, partitions: Int64s, offsets: Int64s
 ) -> Iterator[Chunk]:
+    """Yield the chunks of `chunks_of`, whatever the size of the records."""
     order = np.lexsort((offsets, partitions))
     for begin in range(0, len(order), CHUNK_ROWS):
         rows = order[begin : begin + CHUNK_ROWS]
@@ -123,8 +125,7 @@ def read_chunk(
 
     All of them meet the conditions.
     """
-    where = of_topic(chunk.input, [[*conditions, *terms] for terms in _near(chunk)])
-    rows = reader.select(chunk.table, columns, where)
+    rows = reader.select(chunk.table, columns, near(chunk, conditions))
     requested = {*_places(chunk)}
     is_one = [place in requested for place in places_of(rows)]
     return rows.filter(pa.array(is_one, pa.bool_()))
@@ -139,8 +140,9 @@ def places_of(rows: pa.Table) -> Iterator[tuple[int, int]]:
     return row_values(rows, *_PLACE)
 
 
-def _near(chunk: Chunk) -> Iterator[list[Condition]]:
-    """Yield conditions that hold for a chunk's records, and perhaps for a few more."""
+def near(chunk: Chunk, conditions: Sequence[Condition] = ()) -> Where:
+    """Return the condition for a chunk's records, and perhaps a few more, that meet others."""
+    terms = list[list[Condition]]()
     bounds = {p: (int(own[0]), int(own[-1])) for p, own in chunk.offsets.items()}
     for alike in of_like_bounds(bounds):
         offsets = sorted(set(chain.from_iterable(chunk.offsets[p].tolist() for p in alike)))
@@ -149,4 +151,5 @@ def _near(chunk: Chunk) -> Iterator[list[Condition]]:
             ("offset", ">=", offsets[0]),
             ("offset", "<=", offsets[-1]),
         ]
-        yield [*span, ("offset", "in", offsets)]
+        terms.append([*conditions, *span, ("offset", "in", offsets)])
+    return of_topic(chunk.input, terms)

@@ -6,20 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import pyarrow.compute as pc
+
 from watersmeet.core.clocks import lookahead
+from watersmeet.core.columns import input_numbers, int64s
 from watersmeet.core.inputs import InputId
 from watersmeet.core.merge import MESSAGE_SCHEMA, PLACE, RECORD_SCHEMA, Batch, released_keys
-from watersmeet.core.plan import BatchPlan, Rules, TopicPartition
+from watersmeet.core.plan import BatchPlan, Rules
+from watersmeet.core.positions import late_by_now
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import ID, RECORD_IDS
 from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.core.types import TENANT
 from watersmeet.engine import Engine, Selection, SilverRows
 from watersmeet.lake import tables
+from watersmeet.lake.chunks import Chunk, near, of_few_rows
 from watersmeet.lake.generations import Generation
-from watersmeet.lake.inputs import first_offsets, of_topic
+from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.recovered import MESSAGES, has_messages
-from watersmeet.lake.table_reader import RECORD_ID_BYTES, Where, between, by_partition, within
+from watersmeet.lake.table_reader import RECORD_ID_BYTES, Where, between, within
 from watersmeet.running.merge_functions import MergeInputs, counts_of
 from watersmeet.running.planning import Planner
 from watersmeet.settings import Settings
@@ -65,30 +70,28 @@ class BatchRows:
     def between(self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]) -> Selection:
         """Return the records of bronze at these offsets that have a time."""
         timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(ranges)]
+        return self._of_bronze(input_id.source, of_topic(input_id, timed))
+
+    def _of_bronze(self, source: str, where: Where) -> Selection:
         columns = [*_BRONZE_COLUMNS, ID.name] if self._has_ids else _BRONZE_COLUMNS
-        constants = {"source": input_id.source}
-        where = of_topic(input_id, timed)
-        return Selection(tables.bronze(input_id.source), columns, where, constants)
+        return Selection(tables.bronze(source), columns, where, {"source": source})
 
     def _waited(self, batch: Batch) -> list[Selection]:
-        """Return the records that wait, by input, for the first batch of an epoch: its rules may
-        make them late.
+        """Return at least the records that wait and are late by the rules of an epoch, for the
+        first batch of it: each is read by its own offset, and few others are.
         """
         if not batch.begins_epoch:
             return []
-        values = {"first": ("min", "position")}
-        first = self.engine.reader.summary(tables.SILVER, ["partition"], values, _WAITING)
-        positions = by_partition(first, "first")
-        records = []
-        for input_id in self.settings.inputs if positions else ():
-            since = self.generation.offsets_of(input_id)
-            begins = first_offsets(self.engine.reader, input_id, "event_time", positions, since)
-            ranges = {
-                p: (offset, batch.plan.ranges[TopicPartition(input_id, p)].from_offset)
-                for p, offset in begins.items()
-            }
-            records.append(self.between(input_id, ranges))
-        return records
+        columns = [*_KEY, *PLACE, "event_time", "position"]
+        waiting = self.engine.reader.rows(tables.SILVER, columns, _WAITING)
+        late = late_by_now(waiting, batch.rules)
+        numbers = input_numbers(late, self.settings.inputs)
+        chunks = list[Chunk]()
+        for number, input_id in enumerate(self.settings.inputs):
+            its = late.filter(pc.equal(numbers, number))
+            places = int64s(its["partition"]), int64s(its["offset"])
+            chunks += of_few_rows(input_id, tables.bronze(input_id.source), *places)
+        return [self._of_bronze(chunk.input.source, near(chunk)) for chunk in chunks]
 
     @property
     def _has_ids(self) -> bool:

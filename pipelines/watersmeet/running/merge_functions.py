@@ -57,7 +57,8 @@ def counts_of(records: Mapping[TopicPartition, int]) -> pa.Table:
 class MergeInputs:
     """The inputs of a batch beside rows of silver; those without rows are left out.
 
-    `waited`: the records that wait, for the first batch of an epoch. `counts`: of the records
+    `waited`: for the first batch of an epoch, the records that wait and are late by its rules.
+    `counts`: of the records
     (`COUNTS`). They are an input, so that whoever merges a partition knows
     how many records it has to have, also where it has none.
     """
@@ -110,10 +111,8 @@ class MergeFunctions:
             yield chunk, self.expressions.validated(changed)
             del chunk, changed  # not in memory while the next ones come
 
-    def _split(
-        self, inputs: Sequence[pa.Table]
-    ) -> tuple[pa.Table, pa.Table, pa.Table, pa.Table | None]:
-        """Return the records, the messages, the heads, and the records that wait.
+    def _split(self, inputs: Sequence[pa.Table]) -> tuple[pa.Table, pa.Table, pa.Table, pa.Table]:
+        """Return the records, the messages, the heads, and the records that waited and are late.
 
         Raises MissingRecordsError if a topic-partition has fewer records than the plan has seen.
         """
@@ -123,8 +122,8 @@ class MergeFunctions:
             _check_complete(records, self.batch, counts)
         heads = [*islice(rest, self.heads), _NO_HEADS]
         messages = [*islice(rest, self.messages), NO_MESSAGES]
-        waited = [*islice(rest, self.waited)]
-        return records, messages[0], heads[0], together(waited, self.batch) if waited else None
+        waited = together([*islice(rest, self.waited)], self.batch)
+        return records, messages[0], heads[0], waited
 
 
 def together(records: Sequence[pa.Table], batch: Batch) -> pa.Table:
