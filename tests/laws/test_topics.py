@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.laws.conftest import QUICK, MakeLake
@@ -21,7 +23,10 @@ from tests.support.cases import (
 from tests.support.configurations import IDS
 from tests.support.inputs import input_of, tp_of
 from tests.support.lakes import CaseLake
+from watersmeet.core.repeated import DUPLICATE_SCHEMA
+from watersmeet.core.silver import in_silver
 from watersmeet.lake import tables
+from watersmeet.running.published_parts import late_duplicates
 
 PARTITIONS = 20
 TOPICS = {"sources__tracking__topic": [name.partition("/")[2] for name in INPUTS if "/" in name]}
@@ -61,6 +66,25 @@ def test_late_and_quarantine_equal_the_merge_model(lake: CaseLake) -> None:
             table, ["source", "topic"], {"rows": ("count", "*")}
         ).to_pylist()
         assert {(row["source"], row["topic"]) for row in places} == {*map(input_of, INPUTS)}, table
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_late_record_that_repeats_one_of_its_own_topic_is_not_that_of_another(
+    new_lake: MakeLake,
+) -> None:
+    """Both topics of the source have the offset."""
+    lake = new_lake({0: Case({name: [] for name in INPUTS}, 100)}, **TOPICS, **IDS)
+    one, other = (tp_of(name, 0) for name in INPUTS if "/" in name)
+    columns = {"partition": 0, "merge_key": "a", "event_time": 0, "id": "i", "is_late": True}
+    rows = [
+        {**columns, **one.input._asdict(), "offset": 8, "of_offset": 3},
+        {**columns, **other.input._asdict(), "offset": 9, "of_offset": 3},
+    ]
+    schema = lake.engine.lake.schema(tables.SILVER)
+    late = in_silver(pa.Table.from_pylist(rows, DUPLICATE_SCHEMA), "duplicate", schema)
+    lake.owner().append(tables.SILVER, late, tables.BESIDE)
+    found = late_duplicates(lake.reader, lake.settings.inputs, {one: np.array([3])})
+    assert {tp: offsets.tolist() for tp, offsets in found.items() if len(offsets)} == {one: [8]}
 
 
 def test_every_topic_has_offsets_heads_and_progress_of_its_own(lake: CaseLake) -> None:

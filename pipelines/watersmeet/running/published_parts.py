@@ -121,13 +121,8 @@ def late_duplicates(
     offsets = int64s(rows["offset"])
     repeated = dict[TopicPartition, Int64s]()
     for tp, numbers in by_topic_partition(rows, inputs, offsets).items():
-        # What a record repeats may be in another topic of its source.
-        of_source = [
-            of_topic
-            for other, of_topic in out.items()
-            if (other.input.source, other.partition) == (tp.input.source, tp.partition)
-        ]
-        is_out = np.isin(of_offsets[numbers], np.concatenate([_NO_OFFSETS, *of_source]))
+        # What a record repeats is of its own topic.
+        is_out = np.isin(of_offsets[numbers], out.get(tp, _NO_OFFSETS))
         repeated[tp] = np.unique(offsets[numbers][is_out])
     return repeated
 
