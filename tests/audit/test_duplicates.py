@@ -33,9 +33,8 @@ from watersmeet.audit.show import explain_view
 from watersmeet.engine.choice import open_engine
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.epochs import begin_epoch, read_epochs
+from watersmeet.lake.epochs import begin_epoch
 from watersmeet.lake.location import Lake
-from watersmeet.run import evolve_schema
 from watersmeet.running.outcomes import outcomes
 from watersmeet.settings import Settings
 
@@ -92,18 +91,6 @@ def test_what_silver_makes_of_repeated_records_is_derived_again(
     assert is_derived_again(lake, tmp_path / "again")
 
 
-def under(lake: CaseLake, folder: Path, number: int, **overrides: Any) -> None:
-    """Another epoch begins."""
-    after = read_epochs(lake.reader, lake.settings).current.settings.under(
-        settings_for(folder, **overrides).rules()
-    )
-    for engine in (lake.engine, lake.quick):
-        engine.lake = Lake(after)
-    evolve_schema(lake.engine, [tables.SILVER, *map(tables.bronze, SOURCES)])
-    begin_epoch(lake.reader, lake.engine.append, after, lake.plans[-1].batch + 1)
-    lake.settings = read_epochs(lake.reader, lake.settings).current.settings
-
-
 def test_ids_may_come_change_and_go_with_an_epoch_and_a_record_keeps_the_one_that_it_was_read_with(
     tmp_path: Path,
 ) -> None:
@@ -115,7 +102,7 @@ def test_ids_may_come_change_and_go_with_an_epoch_and_a_record_keeps_the_one_tha
     found = []
     for number, overrides in enumerate(({}, IDS, {"sources__orders__id": "n"}, {})):
         if number:
-            under(lake, tmp_path, number, **overrides)
+            lake.change_rules(settings_for(tmp_path, **overrides).rules())
         lake.arrive(0.25 * number + 0.15)
         lake.merge()
         lake.arrive(0.25 * number + 0.25)

@@ -10,14 +10,19 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.audit.test_verify import name_of_sink, problems_of
+from tests.core.test_values import GAINED, MISFITS
 from tests.support.cases import heartbeat, keyed
 from tests.support.configurations import settings_for
+from tests.support.effort import draws
 from tests.support.journals import decided
 from tests.support.lakes import CaseLake
 from tests.support.model_lakes import ModelLake, Row, rewrite
+from watersmeet.audit.comparison import packed
 from watersmeet.audit.rebuild import (
     BASE_FIELD,
     VERSION_FIELD,
@@ -29,6 +34,7 @@ from watersmeet.audit.rebuild import (
 from watersmeet.audit.verify import verify
 from watersmeet.audit.verify_values import as_kept
 from watersmeet.core.message import message_bytes
+from watersmeet.core.values import typed_values
 from watersmeet.core.window import Window
 from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError
@@ -147,6 +153,51 @@ def test_a_value_is_read_exactly_as_its_column_keeps_it() -> None:
     near = [b'{"i":9007199254740993.0}', b'{"i":9007199254740992.0}', b'{"i":9007199254740993}']
     exact, other, same = (as_kept(value, kind, kind) for value in near)
     assert exact == same != other
+
+
+@pytest.mark.parametrize("text", MISFITS)
+def test_what_does_not_fit_a_field_that_a_schema_gained_is_null(text: str) -> None:
+    nothing = dict.fromkeys(GAINED.names)
+    assert as_kept(text.encode(), GAINED, GAINED) == packed(nothing)
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.sampled_from(["", "ab", 2.0, -0.0, 2.5, 1e300, 2**63, -(2**63) - 1])
+    | st.integers(-(2**53), 2**64)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@draws(100)
+@given(
+    documents=st.lists(
+        st.dictionaries(st.sampled_from(GAINED.names), ANYTHING, max_size=7), min_size=1, max_size=4
+    )
+)
+@example([{"count": 2.5, "share": True}])
+def test_verify_keeps_of_any_value_what_silver_keeps_however_it_is_cut(
+    documents: list[dict[str, Any]],
+) -> None:
+    texts = [json.dumps(document).encode() for document in documents]
+    expected = [as_kept(text, GAINED, GAINED) for text in texts]
+    apart = pa.chunked_array([pa.array([text]) for text in texts])
+    for values in (pa.array(texts), apart):
+        assert list(map(packed, typed_values(values, GAINED).to_pylist())) == expected
+
+
+def test_an_integer_beyond_a_doubles_fraction_is_rounded_alike() -> None:
+    text = b'{"count":9007199254740992.5}'
+    [row] = typed_values(pa.array([text]), GAINED).to_pylist()
+    assert as_kept(text, GAINED, GAINED) == packed(row)
 
 
 def test_the_users_own_expressions_are_checked(kafka: str, tmp_path: Path) -> None:

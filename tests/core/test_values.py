@@ -55,9 +55,9 @@ def as_bytes(*texts: str | None) -> pa.Array:
 
 
 def typed(field: str, spelled: str, kind: pa.DataType) -> Any:
-    [row] = typed_values(
-        as_bytes(f'{{"{field}":{spelled}}}'), pa.struct([(field, kind)])
-    ).to_pylist()
+    texts, kinds = as_bytes(f'{{"{field}":{spelled}}}'), pa.struct([(field, kind)])
+    [row], [same] = (typed_values(texts, kinds, all_fit=fit).to_pylist() for fit in (True, False))
+    assert repr(row) == repr(same)
     return row[field]
 
 
@@ -184,6 +184,44 @@ def test_a_field_that_does_not_fit_is_null_whatever_stands_beside_it(text: str) 
         found = typed_values(as_bytes(*filter(None, [text, beside])), KIND).to_pylist()
         assert found[0][name] is None
     assert typed_values(as_bytes(text, good), KIND).to_pylist()[1]["n"] == 7
+
+
+GAINED = pa.struct(
+    [
+        ("count", pa.int64()),
+        ("share", pa.float64()),
+        ("text", pa.string()),
+        ("flag", pa.bool_()),
+        ("object", pa.struct([("a", pa.int64())])),
+        ("map", pa.map_(pa.string(), pa.int64())),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+MISFITS = [
+    *[f'{{"count":{n}}}' for n in ("2.5", "1e19", "-9223372036854775809", "true", '"1"', "[]")],
+    *[f'{{"share":{x}}}' for x in ("true", '"1"', "{}")],
+    *[f'{{"text":{x}}}' for x in ("1", "false", "[]")],
+    *[f'{{"flag":{x}}}' for x in ("1", '"true"', "0.0")],
+    *[f'{{"object":{x}}}' for x in ("[]", "1", '"a"')],
+    *[f'{{"map":{x}}}' for x in ("[]", '[["a",1]]', "0")],
+    *[f'{{"tags":{x}}}' for x in ('"ab"', '""', "{}")],
+]
+"""Values of which one field has another type of JSON than `GAINED`."""
+
+
+@pytest.mark.parametrize("text", MISFITS)
+def test_a_value_depends_on_none_beside_it(text: str) -> None:
+    nothing = dict.fromkeys(GAINED.names)
+    for beside in ("{}", '{"count":"many"}', '{"share":1.5,"count":1e2}'):
+        assert typed_values(as_bytes(text), GAINED).to_pylist() == [nothing]
+        assert typed_values(as_bytes(text, beside), GAINED)[0].as_py() == nothing
+
+
+@law
+@given(rows=st.lists(values_of(KIND), max_size=4))
+def test_values_that_all_fit_are_the_same_without_a_check(rows: list[Any]) -> None:
+    texts = as_bytes(*[None if row is None else json.dumps(row) for row in rows])
+    assert typed_values(texts, KIND, all_fit=True).equals(typed_values(texts, KIND))
 
 
 # -- from columns to JSON

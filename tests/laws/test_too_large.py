@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.audit.inputs import problems_in
-from tests.audit.test_duplicates import under
 from tests.audit.test_show import read
 from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake, one_of
 from tests.laws.test_corrections import corrections
@@ -30,7 +29,7 @@ from tests.support.cases import (
     keyed,
     rich_cases,
 )
-from tests.support.configurations import IDS
+from tests.support.configurations import IDS, settings_for
 from tests.support.effort import first_then_nightly
 from tests.support.rewrites import rewrite_open_records, rewrites_of
 from watersmeet.ask.explain import explain
@@ -103,8 +102,8 @@ def test_bounds_change_with_an_epoch_and_what_is_too_large_stays_so(
     before: list[tuple[object, ...]] = []
     for number, (max_parts, max_bytes) in enumerate([BOUNDS, bounds, (10**6, 10**6), (1, 10**6)]):
         if number:
-            more = {"merge__max_parts": max_parts, "merge__max_bytes": max_bytes}
-            under(lake, tmp_path, number, **more, **IDS)
+            more: dict[str, Any] = {"merge__max_parts": max_parts, "merge__max_bytes": max_bytes}
+            lake.change_rules(settings_for(tmp_path, **more, **IDS).rules())
         for share in (0.35, 0.4):
             lake.arrive(0.2 * number + share)
             lake.merge()

@@ -35,6 +35,7 @@ from watersmeet.gold import Gold
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
 from watersmeet.lake.decisions import read_decisions
+from watersmeet.lake.epochs import begin_epoch, read_epochs
 from watersmeet.lake.generations import (
     Generation,
     InKafka,
@@ -47,7 +48,7 @@ from watersmeet.lake.published import columns_of, topic_columns
 from watersmeet.lake.table_reader import TableReader, Where
 from watersmeet.lake.tables import Table
 from watersmeet.lake.unpublished import with_message
-from watersmeet.run import create_missing
+from watersmeet.run import create_missing, evolve_schema
 from watersmeet.running.bronze_table import BatchCounts, BronzeTable
 from watersmeet.running.generations import Jump, Target
 from watersmeet.running.lake_sequence import Publication
@@ -322,6 +323,16 @@ class CaseLake:
                     new,
                 )
             )
+
+    def change_rules(self, rules: Mapping[str, Any]) -> None:
+        """Another epoch begins, with these instead of what it had."""
+        after = self.settings.under({**self.settings.rules(), **rules})
+        for engine in (self.engine, self.quick):
+            engine.lake = Lake(after)
+        evolve_schema(self.engine, self.engine.lake.layout)
+        first = self.plans[-1].batch + 1 if self.plans else 0
+        begin_epoch(self.reader, self.engine.append, after, first)
+        self.settings = read_epochs(self.reader, self.settings).current.settings
 
     def owner(self, engine: Engine | None = None) -> Owner:
         """A process that has just taken the layers over, with the token of the one before."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -45,13 +45,21 @@ def _field(value: Any, kind: pa.DataType) -> Any:
             return None
         pairs = value.items() if isinstance(value, dict) else value
         return tuple((name, _field(item, kind.item_type)) for name, item in pairs)
-    if pa.types.is_integer(kind):
-        return (
-            int(value)
-            if isinstance(value, (int, Decimal)) and not isinstance(value, bool)
-            else None
-        )
-    if pa.types.is_floating(kind):
-        return float(value) if isinstance(value, (int, float, Decimal)) else None
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+            return None
+        return float(value) if pa.types.is_floating(kind) else _integer(value)
     expected_type = bool if pa.types.is_boolean(kind) else str
     return value if isinstance(value, expected_type) else None
+
+
+def _integer(number: int | float | Decimal) -> int | None:
+    """Return a number as an integer of 64 bits; None where it is none.
+
+    One that a double takes for whole is whole: so does the schema.
+    """
+    if not isinstance(number, int):
+        if float(number) % 1 != 0:
+            return None
+        number = int(Decimal(number).to_integral_value(ROUND_HALF_UP))
+    return number if number.bit_length() < 64 or number == -(2**63) else None

@@ -367,6 +367,11 @@ class SourceSettings(Part):
         return replace(schema, earlier=tuple(filter(None, earlier)), since=self.schema_file.since)
 
     @property
+    def has_earlier_schemas(self) -> bool:
+        """True where the lake has had other schemas of the source."""
+        return self.schema_file is not None and bool(self.schema_file.earlier)
+
+    @property
     def _earlier(self) -> "list[SourceSettings]":
         earlier = self.schema_file.earlier if self.schema_file else ()
         return [self.changed(schema_file=file) for file in earlier]

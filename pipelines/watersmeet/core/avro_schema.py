@@ -26,7 +26,7 @@ from watersmeet.core.items import TOO_MANY, many_items
 from watersmeet.core.json_schema import UnfitError
 from watersmeet.core.json_text import UndecodableError
 from watersmeet.core.recent import recently_made
-from watersmeet.core.values import coerce, number_text
+from watersmeet.core.values import fitter, number_text
 from watersmeet.errors import ConfigurationError
 
 Decode: TypeAlias = Callable[..., dict[str, Any]]
@@ -137,6 +137,7 @@ class AvroSchema:
             for i, schema in enumerate(self.earlier)
         ]
         decoders = [other.decoder(is_bounded=False) for other in reversed(others)]
+        fit = fitter(self.type)
 
         def decode_accepted(value: bytes | None, *place: int) -> dict[str, Any]:
             try:
@@ -144,7 +145,7 @@ class AvroSchema:
             except UndecodableError:
                 for earlier in decoders:
                     with suppress(UndecodableError):
-                        return dict(coerce(earlier(value, *place), self.type))
+                        return dict(fit(earlier(value, *place)))
                 raise
 
         return decode_accepted

@@ -70,6 +70,7 @@ class Batch:
       the configuration.
     - `read_types`: for sources whose schema has had more fields, the types by which values are read
       and messages written.
+    - `changed`: sources whose schema was another one before: what was read by it need not fit.
     - `avro`: by source whose values are Avro, their schema.
     - `begins_epoch`: True for the first batch of an epoch. By its rules, what waits for its tenant
       is judged again.
@@ -84,6 +85,7 @@ class Batch:
     idle: Mapping[TopicPartition, Sequence[IdleDecision]] = field(default_factory=dict)
     max_bytes: int | None = None
     read_types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    changed: Collection[str] = ()
     avro: Mapping[str, AvroSchema] = field(default_factory=dict)
     begins_epoch: bool = False
     out: Mapping[TopicPartition, Int64s] = field(default_factory=dict)
@@ -741,7 +743,9 @@ def _read(source: str, records: pa.Table, values: pa.ChunkedArray, batch: Batch)
     decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
     places = row_values(records, "partition", "offset")
     kind = batch.read_types.get(source, batch.value_types[source])
-    return typed_values(_gathered(values, int64s(records[_ROW])), kind, decode, places)
+    taken_values = _gathered(values, int64s(records[_ROW]))
+    all_fit = source not in batch.changed
+    return typed_values(taken_values, kind, decode, places, all_fit=all_fit)
 
 
 def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:

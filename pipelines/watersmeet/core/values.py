@@ -12,6 +12,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
+from functools import partial
 from itertools import repeat
 from math import isfinite, isnan
 from typing import Any, Final, TypeAlias
@@ -40,23 +41,31 @@ def typed_values(
     value_type: pa.DataType,
     decode: Callable[..., Any] | None = None,
     places: Iterator[tuple[int, ...]] = _NOWHERE,
+    *,
+    all_fit: bool = False,
 ) -> Any:
     """Return bronze's values (binary) as silver keeps them: JSON text, or the source's struct.
 
     With `decode`, they are what it makes of their bytes, and of the partition and offset of each
     (`places`) where it needs them. Without it, they are JSON: integers may be spelled 1.0 or 1e3,
     and are exact beyond 2**53; a missing field is null, one that the type lacks is dropped, and one
-    that does not fit its type is null, since its record was read before the schema had it.
+    that does not fit its type is null, since its record was read before the schema had it. With
+    `all_fit`, every record was read by this schema, and nothing is checked.
 
     A value that cannot be read is a defect of the reader, and raises ValueError.
     """
     if isinstance(values, pa.ChunkedArray):
         return pa.chunked_array(
-            [typed_values(chunk, value_type, decode, places) for chunk in values.chunks], value_type
+            [
+                typed_values(chunk, value_type, decode, places, all_fit=all_fit)
+                for chunk in values.chunks
+            ],
+            value_type,
         )
     if not pa.types.is_struct(value_type):
         return values.cast(value_type)
     outline = _outline(value_type)
+    fit = None if all_fit else fitter(value_type)
     structs = []
     # What a piece becomes may take many times its bytes. Only a single value may have more of them
     # than are parsed beside others (`core.items`).
@@ -64,7 +73,7 @@ def typed_values(
         texts = values[first:last].to_numpy(zero_copy_only=False).tolist()
         with in_turn(sum(len(text or b"") for text in texts)):
             if decode is None:
-                structs.append(_structs(texts, value_type, outline))
+                structs.append(_structs(texts, value_type, outline, fit))
             else:
                 placed = zip(texts, places, strict=False)  # `places` goes on
                 values_of = [None if t is None else decode(t, *place) for t, place in placed]
@@ -81,6 +90,7 @@ _Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | None"
 - A number is its Python type.
 """
 
+_Fit: TypeAlias = Callable[[Any], Any]
 _FRACTION_OR_EXPONENT = re.compile(rb"[0-9][.eE]")
 
 
@@ -94,33 +104,61 @@ def _outline(kind: pa.DataType) -> _Outline:
     return {pa.int64(): int, pa.float64(): float}.get(kind)
 
 
-def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) -> pa.Array:
+def _structs(
+    texts: list[bytes | None], kind: pa.DataType, outline: _Outline, fit: _Fit | None
+) -> pa.Array:
     documents = [None if text is None else orjson.loads(text) for text in texts]
     for row, text in enumerate(texts):
+        # Without a fraction, a double may be an integer beyond 64 bits, which does not fit.
         if (
             text
-            and _FRACTION_OR_EXPONENT.search(text)
+            and (fit or _FRACTION_OR_EXPONENT.search(text))
             and _has_fractional_integer(documents[row], outline)
         ):
             documents[row] = _exact(text, outline)
-    try:
-        return pa.array(documents, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        exact = [None if text is None else _exact(text, outline) for text in texts]
-        return pa.array([value and coerce(value, kind) for value in exact], kind)
+    if fit is None:
+        try:
+            return pa.array(documents, kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # an integer as a double
+            fit = fitter(kind)
+    return pa.array([document and fit(document) for document in documents], kind)
 
 
-def coerce(value: Any, kind: pa.DataType) -> Any:
-    """Return a value in the fields of a type, with null for what it lacks or what does not fit."""
-    if pa.types.is_struct(kind) or pa.types.is_map(kind):
-        if not isinstance(value, dict):
-            return None
-        if pa.types.is_map(kind):
-            return {name: coerce(item, kind.item_type) for name, item in value.items()}
-        return {field.name: coerce(value.get(field.name), field.type) for field in kind}
-    if pa.types.is_list(kind):
-        items = value if isinstance(value, list) else None
-        return items and [coerce(item, kind.value_type) for item in items]
+def fitter(kind: pa.DataType) -> _Fit:
+    """Return the function that brings a value to a type: with null for what it lacks, and for what
+    is of another type, as JSON tells types apart.
+
+    A whole number of 64 bits is an integer; one that is a double is none.
+    """
+    if pa.types.is_struct(kind):
+        fields = [(field.name, fitter(field.type)) for field in kind]
+        return lambda value: (
+            {name: fit(value.get(name)) for name, fit in fields}
+            if isinstance(value, dict)
+            else None
+        )
+    if pa.types.is_map(kind) or pa.types.is_list(kind):
+        return _fitter_of_items(kind)
+    if kind == pa.int64():
+        return lambda value: value if type(value) is int and -(2**63) <= value < 2**63 else None
+    if kind == pa.float64():
+        return lambda value: float(value) if type(value) in (int, float) else None
+    if (expected := {pa.string(): str, pa.bool_(): bool}.get(kind)) is not None:
+        return lambda value: value if isinstance(value, expected) else None
+    return partial(_scalar, kind=kind)
+
+
+def _fitter_of_items(kind: pa.DataType) -> _Fit:
+    if pa.types.is_map(kind):
+        fit = fitter(kind.item_type)
+        return lambda value: (
+            {name: fit(item) for name, item in value.items()} if isinstance(value, dict) else None
+        )
+    fit = fitter(kind.value_type)
+    return lambda value: [fit(item) for item in value] if isinstance(value, list) else None
+
+
+def _scalar(value: Any, kind: pa.DataType) -> Any:  # of Avro
     try:
         pa.scalar(value, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -150,17 +188,21 @@ def _converted(value: Any, where: _Outline) -> Any:
     if value is None or where is None:
         return value
     if isinstance(where, dict):
-        fields = value if isinstance(value, dict) else {}
-        return fields | {name: _converted(fields.get(name), inner) for name, inner in where.items()}
+        if not isinstance(value, dict):
+            return None
+        return value | {name: _converted(value.get(name), inner) for name, inner in where.items()}
     if isinstance(where, list):
         return [_converted(item, where[0]) for item in value] if isinstance(value, list) else None
     if isinstance(where, tuple):
         entries = value if isinstance(value, dict) else None
         return entries and {name: _converted(item, where[0]) for name, item in entries.items()}
     if isinstance(value, Decimal):
+        number = float(value)
+        if where is float:
+            return number
         # The schema tests a double, which may hide the fraction of a number beyond 2**52.
-        return float(value) if where is float else int(value.to_integral_value(ROUND_HALF_UP))
-    return float(value) if where is float and isinstance(value, int) else value
+        return int(value.to_integral_value(ROUND_HALF_UP)) if number.is_integer() else None
+    return float(value) if where is float and type(value) is int else value
 
 
 # -- from columns to JSON

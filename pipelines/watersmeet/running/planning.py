@@ -413,6 +413,7 @@ def batch_of(
         state.idle,
         settings.publish.max_bytes if settings.publish.value is None else None,
         {name: source.read_type for name, source in settings.sources.items()},
+        [name for name, source in settings.sources.items() if source.has_earlier_schemas],
         avro,
         begins_epoch=state.begins_epoch,
         has_ids=lake_settings.has_ids,
