@@ -3,6 +3,7 @@ rules as in JSON."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -13,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.test_reading import FAR, Reading, read, read_all, rules
+from tests.core.test_reading import FAR, Reading, kafka_table, read, read_all, rules
 from tests.support.avro import as_text, decoded, encoded, logical, schemas_with_values
 from tests.support.effort import draws
 from watersmeet.core.avro_schema import avro_schema
-from watersmeet.core.reading import Reason
+from watersmeet.core.reading import Reason, merge_keys, read_records
 
 law = draws(60)
 UTC = timezone.utc
@@ -195,6 +196,22 @@ def test_the_first_reason_that_applies_counts() -> None:
     )
     assert reading(schema, {"ts": 5_000, "k": "a"}, kafka_time=4_000).event_time == 5_000
     assert reading(schema, {"ts": 5, "k": None}, key=None, kafka_key=b"b").merge_key == "b"
+
+
+def test_the_key_of_a_refused_record_is_found_by_the_schema_of_its_offset() -> None:
+    before = of(k="string", ts="long")
+    after = {**before, "fields": [{"name": "n", "type": "int", "default": 0}, *before["fields"]]}
+    old, new = (avro_schema(as_text(schema), Path("x")) for schema in (before, after))
+    both = replace(new, earlier=(old,), since={0: 1, 3: 1})
+    values = [
+        encoded(before, {"k": "a", "ts": -5}),
+        encoded(after, {"n": 0, "k": "b", "ts": 5}),
+        encoded(after, {"n": 0, "k": "c", "ts": -5}),
+    ]
+    kafka = kafka_table([(None, value, FAR) for value in values])
+    by = rules(schema=both)
+    assert read_records(kafka, by)["merge_key"].to_pylist() == [None, "b", None]
+    assert merge_keys(kafka, by).to_pylist() == ["a", "b", "c"]
 
 
 @law

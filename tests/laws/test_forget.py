@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
 
 import orjson
 import pytest
 
 from tests.laws.conftest import QUICK, MakeLake, in_folders
+from tests.support.avro import CASE_SCHEMA, as_avro, as_text, decoded, encoded
 from tests.support.cases import (
     BAD_VALUES,
     SOURCES,
@@ -150,6 +153,40 @@ def test_a_refused_record_is_found_and_leaves_its_place_and_reason(
     names = ["source", "partition", "offset"]
     places = lake.reader.select(tables.ERASED, names, of_records).to_pylist()
     assert places == [{"source": "tracking", "partition": 0, "offset": 0}]
+
+
+@pytest.mark.promise("N9")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.usefixtures("kind")
+def test_a_refused_record_of_bare_avro_is_found_by_the_schema_of_its_offset(
+    new_lake: MakeLake, tmp_path: Path
+) -> None:
+    note = {"name": "note", "type": ["null", "string"], "default": None}
+    after = {**CASE_SCHEMA, "fields": [note, *CASE_SCHEMA["fields"]]}
+    (tmp_path / "case.avsc").write_bytes(as_text(CASE_SCHEMA))
+    read = decoded(CASE_SCHEMA, as_avro(keyed(KEY, 5)) or b"")
+    refused = read | {"ts": datetime(1969, 1, 1, tzinfo=timezone.utc)}
+    values: dict[str, list[bytes | None]] = {
+        "tracking": [as_avro(keyed("b", 5)), encoded(after, refused)],
+        "orders": [],
+    }
+    lake = new_lake(
+        {0: Case(values, 100, ["tracking"] * 2)},
+        sources__tracking__format="avro",
+        sources__tracking__schema=str(tmp_path / "case.avsc"),
+    )
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, 0)
+    lake.arrive(0.5)
+    rules = {"schema": as_text(after).decode(), "schema_since": {"0": 1}}
+    lake.change_rules({f"sources.tracking.{name}": rule for name, rule in rules.items()})
+    lake.arrive()
+    assert Forgetting(lake.reader, lake.settings, KEY).is_there
+    erase(lake)
+    [row] = lake.reader.select(tables.QUARANTINE, ["offset", "value", "detail"]).to_pylist()
+    assert tuple(row.values()) == (1, None, "forgotten")
+    kept = lake.reader.select(tables.bronze("tracking"), ["offset", "value"]).to_pylist()
+    assert [row["offset"] for row in kept if row["value"] is not None] == [0]
+    assert not Forgetting(lake.reader, lake.settings, KEY).is_there
 
 
 @pytest.mark.promise("N9")

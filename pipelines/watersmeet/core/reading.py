@@ -286,22 +286,30 @@ def _refused(bronze: pa.Table, details: Mapping[int, str], rows: Iterable[int]) 
 
 
 def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
-    """Return each record's merge key (null: none), whatever else is wrong; `kafka` has `KEYED_BY`.
+    """Return each record's merge key (null: none), whatever else is wrong; `kafka` has `KEYED_BY`,
+    and the partition and offset, by which a value's schema may be found.
 
     Raises what `read_records` raises.
     """
     decode = _decoder(rules, is_checked=False)
     key_of = _key_reader(rules)
 
-    def merge_key(key: bytes | None, value: bytes | None) -> str | None:
+    def merge_key(key: bytes | None, value: bytes | None, *place: int) -> str | None:
         try:
             with in_turn(len(value or b"")):
-                return key_of(decode(value) if rules.keys else {}, value, key)
+                return key_of(decode(value, *place) if rules.keys else {}, value, key)
         except (UndecodableError, _RefusedError):
             return None
 
     keys = sent_keys(kafka, rules.key_header).to_pylist()
-    return pa.array(map(merge_key, keys, kafka["value"].to_pylist()), pa.string())
+    places = _places(kafka, rules)
+    return pa.array(map(merge_key, keys, kafka["value"].to_pylist(), *places), pa.string())
+
+
+def _places(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> list[list[int]]:
+    # What the decoder of Avro needs beside the values.
+    names = ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
+    return [kafka.column(name).to_pylist() for name in names]
 
 
 def _read_batch(
@@ -335,9 +343,7 @@ def _read_one_by_one(
         for column in (sent_keys(kafka, rules.key_header), kafka.column("value"))
     )
     times_ms = _kafka_times_ms(kafka).tolist()
-    placed = ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
-    places = [kafka.column(name).to_pylist() for name in placed]
-    records = map(look, keys, values, times_ms, *places)
+    records = map(look, keys, values, times_ms, *_places(kafka, rules))
     read = list(zip(*records, strict=True)) or [()] * len(_READ_TYPES)
     columns = [*kafka.select(KAFKA.names).columns, *map(pa.array, read, _READ_TYPES)]
     return pa.RecordBatch.from_arrays(columns, _READ.names).cast(_READ)
