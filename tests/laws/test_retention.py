@@ -31,7 +31,9 @@ from tests.support.corrections import late_duplicates_of
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, as_published, counted, records_of
+from tests.support.lives import Life
 from tests.support.tenants import merge_of, tenant_case
+from tests.support.topics import CheckedProducer
 from watersmeet.audit.evidence import read_evidence
 from watersmeet.audit.problems import Report
 from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
@@ -642,3 +644,31 @@ def is_derived_again(lake: CaseLake, folder: Path) -> bool:
         "ok": True,
         "problems": [],
     }
+
+
+def test_a_copy_counts_once_although_its_original_is_deleted_afterwards(
+    kafka: str, tmp_path: Path
+) -> None:
+    """Another lake has redriven a record that this one has read."""
+    within = {"topic": "corrections-of-copies", "within": "30d"}
+    life = Life.make(kafka, tmp_path, keep={"bronze": "1d"}, publish__corrections=within)
+    life.send("tracking", ("a", 0))
+    life.both((None, 1_000))
+    life.run()
+    life.call("maintain")
+    reader, topic = life.river.reader, life.river.topic("tracking")
+    producer = CheckedProducer(life.river.kafka)
+    claim: list[tuple[str, str | bytes | None]] = [("watersmeet.redriven", f"{topic}/0/0".encode())]
+    producer.produce(topic, b'{"k": "a", "ts": 0, "n": 0}', partition=0, headers=claim)
+    assert producer.flush() == 0
+    life.both((None, 2_000))
+    life.run()
+    after = 3 * 86_400_000
+    life.both(("z", after), (None, after + 9_000))
+    life.run()
+    life.call("maintain")
+    original: Where = [[("topic", "=", topic), ("offset", "=", 0)]]
+    assert row_count(reader, tables.bronze("tracking"), original) == 0
+    assert row_count(reader, tables.PASSED, [[("source", "=", "tracking")]]) == 1
+    assert life.river.broken_promises() == []
+    assert row_count(reader, tables.LATE) == row_count(reader, tables.CORRECTIONS) == 0

@@ -31,7 +31,13 @@ from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.recovered import MESSAGES, read_out, read_since
+from watersmeet.lake.recovered import (
+    MESSAGES,
+    copies_of_deleted,
+    joined,
+    read_out,
+    read_since,
+)
 from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import Condition, TableReader, Where, row_count
 from watersmeet.lake.table_reader import normalise as in_milliseconds
@@ -134,11 +140,17 @@ class Evidence:
     @cached_property
     def out(self) -> Mapping[TopicPartition, Ints]:
         """By topic-partition, the offsets that the generation passes over: parts of messages of
-        earlier generations, and redriven copies of records that it has.
+        earlier generations, and redriven copies of records that it has, or had before `keep`.
         """
         needed = [tables.SILVER, *map(tables.bronze, self.settings.sources)]
-        has_all = all(map(self.reader.exists, needed))
-        return read_out(self.reader, self.generation) if has_all else {}
+        if not all(map(self.reader.exists, needed)):
+            return {}
+        found = read_out(self.reader, self.generation)
+        if self.base is None:
+            return found
+        floors = {tp: cursor.next_offset for tp, cursor in self.base.cursors.items()}
+        deleted = copies_of_deleted(self.reader, self.generation, floors)
+        return joined([*found.items(), *deleted])
 
     @cached_property
     def is_closing(self) -> bool:

@@ -191,6 +191,29 @@ def _offsets_of_copies(
             yield TopicPartition(input_id, p), np.array(offsets, np.int64)
 
 
+def copies_of_deleted(
+    reader: TableReader, generation: Generation, floors: Mapping[TopicPartition, int]
+) -> Iterator[tuple[TopicPartition, Int64s]]:
+    """Yield, by topic-partition, the offsets of redriven records that the generation has passed
+    over, as silver says, and whose originals lie before an offset (`floors`).
+
+    Bronze need not have the originals any more: `keep` deletes before these offsets.
+    """
+    says_so: Where = [[("status", "=", "passed"), ("generation", "=", generation.number)]]
+    claims: Where = [[(REDRIVEN_FROM.name, "is not null", None)]]
+    columns = ["partition", "offset", REDRIVEN_FROM.name]
+    for input_id in sorted({tp.input for tp in floors}):
+        rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, claims))
+        if not rows.num_rows:
+            continue
+        passed = reader.select(tables.SILVER, columns[:2], of_input(input_id, says_so))
+        places = set(row_values(passed, *columns[:2]))
+        for p, offset, original in row_values(rows, *columns):
+            tp = TopicPartition(input_id, p)
+            if (p, offset) in places and original < floors.get(tp, 0):
+                yield tp, np.array([offset], np.int64)
+
+
 class _Claim(NamedTuple):
     """A redriven record: the place of the one that it says it was, and how many bytes it has."""
 
