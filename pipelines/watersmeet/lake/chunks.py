@@ -97,10 +97,10 @@ def of_few_rows(
     input_id: InputId, table: str, partitions: Int64s, offsets: Int64s
 ) -> Iterator[Chunk]:
     """Yield the chunks of `chunks_of`, whatever the size of the records."""
-    order = np.lexsort((offsets, partitions))
-    for begin in range(0, len(order), CHUNK_ROWS):
-        rows = order[begin : begin + CHUNK_ROWS]
-        yield _chunk(input_id, table, partitions[rows], offsets[rows])
+    # A view may have a record once for each generation.
+    places = np.unique(np.stack([partitions, offsets]), axis=1)
+    for begin in range(0, places.shape[1], CHUNK_ROWS):
+        yield _chunk(input_id, table, *places[:, begin : begin + CHUNK_ROWS])
 
 
 def _chunk(input_id: InputId, table: str, partitions: Int64s, offsets: Int64s) -> Chunk:
