@@ -187,8 +187,12 @@ class Cycle:
         """Send the dead letters that there are, and publish everything that is finished.
 
         The sink comes last: its messages say from where on a lost lake is made again, and what lies
-        before that is read no more.
+        before that is read no more. Where silver is another process's, it goes no further than that
+        one had come before dead letters and corrections were looked for.
         """
+        if "silver" not in self._run.layers:
+            sequence = self.gold.sequence
+            sequence.until = self._run.runner.retry(sequence.reached)
         for dead_letters in self.dead_letters:
             for sent in self._batches(dead_letters.drain):
                 news = f"{sent} dead letters sent to {dead_letters.topic}"

@@ -243,3 +243,34 @@ def test_commands_know_the_corrections_of_a_lake_that_makes_none_any_more(
     life.call("maintain")
     corrected = life.river.reader.select(tables.CORRECTIONS, ["merge_key"])["merge_key"]
     assert corrected.to_pylist() == ["b"], "the last one that is out stays"
+
+
+def test_the_sink_never_runs_ahead_of_what_a_lost_lake_would_not_read_again(
+    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = CorrectedLife.begin(kafka, tmp_path)
+    numbers = life.both(("a", 0), (None, 1000))
+    life.run()
+    numbers += life.send("tracking", ("a", 100))
+    numbers += life.both(("b", 2000), (None, 3000))
+    life.run("bronze")
+
+    pending = LakeSequence.pending
+    seen = list[str]()
+
+    def beside(its: LakeSequence, *arguments: Any) -> Any:
+        seen.append(its.sequence.table)
+        if its.sequence is MERGED and seen.count(its.sequence.table) == 1:
+            life.run("silver")  # the corrections are done; silver's process commits now
+        return pending(its, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LakeSequence, "pending", beside)
+        life.run("gold")
+    assert seen == ["corrections", "silver"], "one pass"
+    life.lose()
+    life.run()
+    life.both((None, 9000))
+    life.run()
+    assert life.consumed() == set(numbers)
+    life.check()

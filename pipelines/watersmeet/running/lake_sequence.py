@@ -70,6 +70,8 @@ class LakeSequence:
     settings: Settings
     partitions: int
     sequence: Sequence = MERGED
+    until: Mapping[int, int] | None = None
+    """By partition, the clock (ms) up to which rows are published; None: whatever is finished."""
     _publishing: Generation | None = None
     """The one whose messages are pending."""
     _done: tuple[int, Mapping[int, Tail]] | None = None
@@ -192,8 +194,8 @@ class LakeSequence:
             is_noted = tail.seq == noted.seq
             return tail.place == noted.place if is_noted else tail.place < noted.place
         begun = self._generations.newest.tails_of(self.sequence).get(partition)
-        if noted is None and begun is not None and tail.seq == begun.seq:
-            return tail.place == begun.place
+        if noted is None and begun is not None and tail[:2] == begun[:2]:
+            return True
         return any(
             self._leads_to(partition, last, tail)
             for last in ((begun, None) if noted is None else (noted,))
@@ -293,8 +295,12 @@ class LakeSequence:
         An epoch may finish rows in advance, with the time at which it begins. Nothing of them is
         published before the clock is there.
         """
-        if len(self.epochs) == 1:
-            return None
+        if self.until is not None:
+            return self.until
+        return None if len(self.epochs) == 1 else self.reached()
+
+    def reached(self) -> Mapping[int, int]:
+        """Return the clock (ms) of each partition after the last batch."""
         last = last_batch(self.engine.reader)
         return {} if last is None else last.clocks
 
