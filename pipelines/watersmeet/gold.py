@@ -40,7 +40,7 @@ from watersmeet.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
 from watersmeet.kafka.publisher import Offsets, Publisher, sink_publisher
 from watersmeet.kafka.reading import headers_of, read_backwards
 from watersmeet.lake import tables
-from watersmeet.lake.published import columns_of, last_noted_ms, topic_columns
+from watersmeet.lake.published import columns_of, last_noted_ms, last_tails_in, topic_columns
 from watersmeet.monitoring.events import Failed, Published, RecordsProcessed
 from watersmeet.running.lake_sequence import MAX_PER_CHUNK, LakeSequence, Publication
 from watersmeet.running.owner import Owner, now_ms
@@ -137,6 +137,7 @@ class Gold:
         last_messages = self._publisher.tails(self.partitions)
         sink_tails = {p: self.sequence.tail(message) for p, message in last_messages.items()}
         noted = self._still_there(noted, noted.keys() - sink_tails.keys())
+        noted |= self._noted_before_a_move(sink_tails.keys() - noted.keys())
         if self.settings.publish.delivery == "at_least_once":
             sink_tails = self._without_gaps(
                 sink_tails, {**self.sequence.first_tails(self._sink), **noted}
@@ -156,6 +157,25 @@ class Gold:
                 tails[p] = tail  # otherwise what was noted, and never sent, counts as published
         self._note(missing)
         return tails
+
+    def _noted_before_a_move(self, partitions: Collection[int]) -> dict[int, Tail]:
+        """Return the last message that was noted of a former topic of this name, by partition,
+        where this one has it at its offset: a cluster that was copied has other topics with the
+        same messages.
+        """
+        former = last_tails_in(self._engine.reader, self.kind, self.sequence.topic)
+        partitions = former.keys() & partitions
+        bounds = self._cluster.bounds(self.sequence.topic, self.partitions) if partitions else {}
+        there = dict[int, Tail]()
+        for p in partitions:
+            offset = former[p].offset
+            if offset is None or not bounds[p][0] <= offset < bounds[p][1]:
+                continue
+            place = (offset, offset + 1)
+            for message in read_backwards(self.settings.kafka, self.sequence.topic, p, place):
+                if self.sequence.tail(message)[:2] == former[p][:2]:
+                    there[p] = former[p]
+        return there
 
     def _still_there(self, noted: dict[int, Tail], empty: Collection[int]) -> dict[int, Tail]:
         """Return the last noted message of each partition, but of an `empty` one that has lost its

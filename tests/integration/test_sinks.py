@@ -1,0 +1,108 @@
+"""A sink that is made again: empty, or with its messages, as a cluster has it that was copied."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.integration.test_clusters import move
+from tests.support.lives import Life, killed_at, messages_in
+from tests.support.topics import (
+    Access,
+    client_options,
+    consume,
+    create_topics,
+    delete_records,
+    delete_topic,
+)
+from watersmeet.core.sequence import SEQ
+from watersmeet.kafka.reading import headers_of
+
+
+def moved(kafka: Access, topic: str, partitions: int = 1) -> None:
+    """The topic is made again with all that its messages had, as a copied cluster has it."""
+    messages = consume(kafka, topic, partitions)
+    delete_topic(kafka, topic)
+    create_topics(kafka, topic, partitions=partitions)
+    producer = Producer({**client_options(kafka), "transactional.id": f"copy-of-{topic}"})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for message, following in zip_longest(messages, messages[1:]):
+        timestamp = message.timestamp()[1]
+        place = (topic, message.value(), message.key(), message.partition())
+        producer.produce(*place, timestamp=timestamp, headers=message.headers())
+        if following is None or following.offset() != message.offset() + 1:
+            producer.commit_transaction()
+            producer.begin_transaction()
+    producer.abort_transaction()
+
+
+def numbers_in(kafka: Access, topic: str) -> list[int]:
+    return [int(dict(headers_of(message))[SEQ]) for message in messages_in(kafka, topic)]
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_lake_goes_on_where_its_sink_moved_too(kafka: str, tmp_path: Path, forgets: bool) -> None:
+    life = Life.make(kafka, tmp_path)
+    life.both(("a", 0), ("b", 50), (None, 1000))
+    life.run()
+    if forgets:
+        life.call("forget", "a", "--apply")
+    move(life.river)
+    moved(kafka, life.river.sink)
+    life.both(("c", 2000), (None, 9000))
+    life.run()
+    assert numbers_in(kafka, life.river.sink) == [0, 1, 2]
+
+
+def test_a_lake_goes_on_where_its_sink_moved_and_keep_has_deleted_rows(
+    kafka: str, tmp_path: Path
+) -> None:
+    day = 86_400_000
+    life = Life.make(kafka, tmp_path, keep={"silver": "1d"})
+    life.both(("a", 0), (None, 1000))
+    life.run()
+    life.both(("b", 5 * day), (None, 5 * day + 5000))
+    life.run()
+    life.call("maintain")
+    move(life.river)
+    moved(kafka, life.river.sink)
+    life.both(("c", 5 * day + 9000), (None, 5 * day + 20_000))
+    life.run()
+    assert numbers_in(kafka, life.river.sink) == [0, 1, 2]
+
+
+def test_without_transactions_nothing_is_published_anew_where_the_sink_moved(
+    kafka: str, tmp_path: Path
+) -> None:
+    """Retention has deleted the sink's first message."""
+    life = Life.make(kafka, tmp_path, publish={"topic": "x", "delivery": "at_least_once"})
+    life.configure("publish.topic", f"{life.river.config['name']}-merged")
+    life.both(("a", 0), ("b", 50), (None, 1000))
+    life.run()
+    move(life.river)
+    moved(kafka, life.river.sink)
+    delete_records(kafka, life.river.sink, 0, 1)
+    life.both(("c", 2000), (None, 9000))
+    life.run()
+    assert numbers_in(kafka, life.river.sink) == [1, 2]
+
+
+def test_a_crash_before_the_first_note_of_a_sink_that_is_made_again(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = Life.make(kafka, tmp_path)
+    life.both(("a", 0), (None, 1000))
+    life.run()
+    life.lose()
+    life.both(("b", 2000), (None, 5000))
+    life.run()
+    delete_topic(kafka, life.river.sink)
+    with killed_at("gold.note"):
+        life.call("run", "--once", exit_code=1)
+    life.both(("c", 7000), (None, 9000))
+    life.run()
+    assert [m["key"] for m in life.messages()] == ["b", "c"]
