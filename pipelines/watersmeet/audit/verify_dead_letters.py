@@ -122,7 +122,7 @@ def check_dead_letters(
         headers = batch["headers"][-1].as_py() or []
         last_headers = {header["key"]: header["value"] for header in headers}
         where = f"{topic.name}[{number}]@{batch['offset'][-1]}"
-        letters = list(_read(batch, evidence, number, topic, findings))
+        letters = list(_read(batch, evidence, checks, topic, findings))
         for input_id, check in checks.items():
             check.take([letter for letter in letters if letter.input == input_id])
     sent_until = dict(topic.noted.get(number, {}))
@@ -148,12 +148,15 @@ def _is_own(batch: pa.RecordBatch, life: str) -> pa.Array:
 def _read(
     batch: pa.RecordBatch,
     evidence: Evidence,
-    number: int,
+    checks: Mapping[InputId, _InputCheck],
     topic: DeadLetterTopic,
     findings: Findings,
 ) -> Iterator[DeadLetter]:
     # A record may itself have been a dead letter: of headers with one name, ours are the last.
-    inputs = {input_id.topic: input_id for input_id in evidence.settings.inputs}
+    by_topic = dict[str, list[_InputCheck]]()
+    for input_id, check in checks.items():
+        by_topic.setdefault(input_id.topic, []).append(check)
+    number = next(iter(checks.values())).tp.partition
     columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
     for at, key, value, headers in zip(*columns, strict=True):
         own = [(header["key"], header["value"]) for header in headers or []]
@@ -163,12 +166,12 @@ def _read(
         ours = {
             name: (text or b"").decode(errors="replace") for name, text in own[-len(_COORDINATES) :]
         }
-        input_id = inputs.get(ours.get(TOPIC, ""))
+        of_topic = by_topic.get(ours.get(TOPIC, ""), [])
         offset = ours.get(OFFSET, "")
         where = f"{topic.name}[{number}]@{at}"
         is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < MAX_TIME
         is_place = tuple(ours) == _COORDINATES and ours[PARTITION] == str(number)
-        if input_id is None or not is_offset or not is_place:
+        if not of_topic or not is_offset or not is_place:
             names = ", ".join(_COORDINATES)
             what = f"not a dead letter of these sources: {names} do not say which record it was"
             findings.add(what, where, topic.repair_hint)
@@ -178,10 +181,13 @@ def _read(
         if rest and rest[-1][0] == VALUE_BYTES:  # the topic had no room for the value
             size = (rest.pop()[1] or b"").decode(errors="replace")
         is_bare = size is not None and not rest and key is None
-        where += f": {evidence.at(TopicPartition(input_id, number), int(offset))}"
+        # The sources of one topic have dead letters of their own.
+        expecting = (check for check in of_topic if check.expects(int(offset)))
+        tp = next(expecting, of_topic[0]).tp
+        where += f": {evidence.at(tp, int(offset))}"
         of_record = (None, None) if is_bare else (value, tuple(rest))
         content = (where, key, *of_record, ours[REASON], size)
-        yield DeadLetter(where, input_id, int(offset), content)
+        yield DeadLetter(where, tp.input, int(offset), content)
 
 
 def _read_sent_until(
@@ -235,6 +241,16 @@ class _InputCheck:
         rows = read_table(evidence.reader, evidence.settings, table, names, where)
         self._rows = rows.sort_by("offset")
         self._offsets = np.unique(numbers(rows["offset"]))
+        self._expected = 0
+
+    def expects(self, offset: int) -> bool:
+        """Return True if the next letter may be that of the record at this offset; it then counts
+        as read.
+        """
+        at = int(np.searchsorted(self._offsets, offset))
+        is_next = at >= self._expected and offset in self._offsets[at : at + 1]
+        self._expected = at + 1 if is_next else self._expected
+        return is_next
 
     def take(self, letters: list[DeadLetter]) -> None:
         in_order = []

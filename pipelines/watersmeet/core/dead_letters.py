@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import row_values
+from watersmeet.core.columns import int64s, row_values
 from watersmeet.core.headers import REDRIVEN, header_json
 from watersmeet.core.reading import record_bytes
 from watersmeet.core.sequence import LIFE
@@ -48,6 +48,12 @@ CODEC: Final = "zstd"
 
 _OWN_BYTES: Final = 4096
 """Number of bytes reserved for a dead letter's own headers and its frame."""
+
+
+_LENGTH_BYTES: Final = 4
+"""Number of bytes with which Kafka says how long a key or a value is, at most: there may be
+thousands of headers without a content.
+"""
 
 
 class Room(NamedTuple):
@@ -102,16 +108,19 @@ def _within_room(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
     codec = pa.Codec(CODEC)
     left_out = dict[int, int]()
     most_bytes = room.most_bytes - _OWN_BYTES
+    counts = int64s(pc.fill_null(pc.list_value_length(rows["headers"]), 0))
+    sizes = record_bytes(rows) + _LENGTH_BYTES * (2 + 2 * counts)
     kept = {name: rows[name].to_pylist() for name in ("key", "value", "headers")}
 
     def packed(*parts: bytes | None) -> int:
         """Return how many bytes parts of a record have, packed with a margin where that matters."""
-        content = b"".join(part or b"" for part in parts)
+        framed = (len(part or b"").to_bytes(_LENGTH_BYTES, "big") + (part or b"") for part in parts)
+        content = b"".join(framed)
         if room.is_packed and len(content) > most_bytes:
             return len(codec.compress(content)) * 65 // 64
         return len(content)
 
-    for i in np.flatnonzero(record_bytes(rows) > most_bytes).tolist():
+    for i in np.flatnonzero(sizes > most_bytes).tolist():
         beside = [kept["key"][i]]
         for header in kept["headers"][i] or []:
             beside += [header["key"].encode(), header["value"]]
