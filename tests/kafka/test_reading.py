@@ -161,7 +161,7 @@ def test_of_large_records_that_pack_well_a_few_are_in_memory_at_a_time(
     """Of a hundred records of 7 MiB, which Kafka has packed into some hundred bytes each."""
     create_topics(kafka, topic, partitions=1)
     produce(kafka, topic, [(0, bytes(7 * 2**20)) for _ in range(100)], codec="zstd")
-    peak_mib = _peak_mib_of_reading(settings, topic, 100)
+    peak_mib = _peak_mib_of(READS_ALL, settings, topic, 100)
     assert peak_mib < 500, f"{peak_mib:.0f} MiB"
 
 
@@ -176,9 +176,9 @@ assert sum(batch.num_rows for batch in batches) == count
 """
 
 
-def _peak_mib_of_reading(settings: KafkaSettings, topic: str, count: int) -> float:
+def _peak_mib_of(reading: str, settings: KafkaSettings, topic: str, count: int) -> float:
     """The most memory that a process takes which reads so many records of a partition."""
-    command = [sys.executable, "-c", READS_ALL, settings.model_dump_json(), topic, str(count)]
+    command = [sys.executable, "-c", reading, settings.model_dump_json(), topic, str(count)]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
     peak_mib = peak_mib_of(process)
     assert process.returncode == 0
@@ -200,7 +200,7 @@ def test_records_that_pack_well_are_not_all_fetched_ahead(
             for n in range(begin, begin + 200)
         ]
         produce(kafka, topic, [(0, value) for value in values], codec="zstd")
-    peak_mib = _peak_mib_of_reading(settings, topic, 16_000)
+    peak_mib = _peak_mib_of(READS_ALL, settings, topic, 16_000)
     assert peak_mib < 700, f"{peak_mib:.0f} MiB"
 
 
@@ -381,3 +381,24 @@ def test_a_range_ends_where_compaction_has_removed_its_last_records(
         time.sleep(0.2)
     assert 0 < len(left) < 20
     assert values(settings, compacting, 0, 19)[:1] != [b"0"]
+
+
+READS_BACKWARDS = """
+import sys
+from watersmeet.kafka.reading import read_backwards
+from watersmeet.settings import KafkaSettings
+kafka = KafkaSettings.model_validate_json(sys.argv[1])
+assert sum(1 for _ in read_backwards(kafka, sys.argv[2], 0)) == int(sys.argv[3])
+"""
+
+
+@pytest.mark.long
+@pytest.mark.promise("C24")
+@pytest.mark.fault("memory")
+def test_of_large_records_that_are_read_backwards_a_few_are_in_memory_at_a_time(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
+    create_topics(kafka, topic, partitions=1, **{"max.message.bytes": "8000000"})
+    produce(kafka, topic, [(0, bytes(100_000)) for _ in range(5_000)], codec="zstd")
+    peak_mib = _peak_mib_of(READS_BACKWARDS, settings, topic, 5_000)
+    assert peak_mib < 500, f"{peak_mib:.0f} MiB"

@@ -447,9 +447,13 @@ def read_backwards(
     while first < end:
         start = max(first, end - span)
         chunks = list(_messages(kafka, Range(topic, partition, start, end), span, TIMEOUT_S))
-        yield from (message for chunk, _ in reversed(chunks) for message in reversed(chunk))
+        size = sum(sum(sizes) for _, sizes in chunks) // (end - start)
+        while chunks:
+            chunk, _ = chunks.pop()
+            while chunk:
+                yield chunk.pop()
         end = start
-        span = min(8 * span, _LARGEST_SPAN)
+        span = max(1, min(8 * span, _LARGEST_SPAN, BATCH_BYTES // max(1, size)))
 
 
 def read_tails(
