@@ -708,3 +708,17 @@ def test_what_is_merged_of_repartitioned_topics_is_what_the_model_makes_of_them(
     homes = {(message.key, message.partition) for message in expected}
     assert len(homes) == len({key for key, _ in homes})
     assert river.broken_promises() == []
+
+
+def test_repartition_goes_on_where_retention_deletes_what_was_written_before_a_move(
+    river: River,
+) -> None:
+    make_again(river.kafka, origin(river), 2)
+    assert once(river)["tracking"]["records"] == 0
+    produce(river.kafka, origin(river), [(0, keyed("after", 5000))])
+    told = once(river)["tracking"]
+    assert told["records"] == 1
+    for p, read in told["read"].items():  # all of it is written
+        delete_records(river.kafka, origin(river), p, read - (p == 0))
+    produce(river.kafka, origin(river), [(0, keyed("later", 6000))])
+    assert once(river)["tracking"]["records"] == 1

@@ -196,12 +196,16 @@ class WrittenTopic:
         # So it is after a move of the cluster with its offsets: at least one record of which these
         # messages are copies is there, and none differs.
         copied = [tail for tail in tails if tail.origin.topic == topic]
-        return bool(copied) and all(self._is_copy(origins, tail) for tail in copied)
+        found = {self._is_copy(origins, tail) for tail in copied}
+        return True in found and False not in found
 
-    def _is_copy(self, origins: OriginTopics, tail: _Tail) -> bool:
+    def _is_copy(self, origins: OriginTopics, tail: _Tail) -> bool | None:
+        # None where Kafka has deleted the record.
         origin = tail.origin
         first, end = origins.bounds.get(InputPartition(origin.topic, origin.partition), (0, 0))
-        if not first <= origin.offset < end:
+        if origin.offset < first:
+            return None
+        if origin.offset >= end:
             return False
         there = read_range(self._settings.kafka, Range(*origin, origin.offset + 1))
         rows = pa.Table.from_batches(there, KAFKA)
