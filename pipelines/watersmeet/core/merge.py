@@ -278,6 +278,11 @@ def new_rows(changed: pa.Table) -> pa.Table:
     return filtered(changed.select(columns), changed["status"].is_valid().to_numpy())
 
 
+def replaces_rows(changed: pa.Table) -> bool:
+    """Return True if a batch's changes (`merge`) may replace or delete rows of silver."""
+    return any(changed[name].null_count < changed.num_rows for name in REPLACING)
+
+
 def kept(unfinished: pa.Table, changed: pa.Table) -> pa.Table:
     """Return the rows that are open or wait and are not replaced.
 

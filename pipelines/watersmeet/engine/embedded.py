@@ -29,7 +29,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
 from watersmeet.core.columns import cuts
-from watersmeet.core.merge import applied, kept, new_rows
+from watersmeet.core.merge import applied, kept, new_rows, replaces_rows
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.engine import (
     Following,
@@ -325,6 +325,9 @@ class EmbeddedEngine(Polling):
             self._rewrite(table, large, merged, commit)
             return
         rows = pa.concat_tables([rows, *rest])
+        if not replaces_rows(rows):
+            self.append(table, new_rows(rows), commit)
+            return
         schema = self.lake.layout[table].schema
         columns = {sql_name(name): f"changed.{sql_name(name)}" for name in schema.names}
         condition = replaced_row(only_open=only_open)
