@@ -259,7 +259,7 @@ def test_nothing_else_is_a_conflict() -> None:
 def test_rows_of_a_layout_have_its_types(folder_store: Store) -> None:
     table = folder_store.lake.layout[tables.PUBLISHED]
     rows = table.rows(
-        [("t", 0, 1, 2, 253_402_300_799_999, "k", None, None, "id", None, None, "", *[None] * 5)]
+        [("t", 0, 1, 2, 253_402_300_799_999, "k", None, None, "id", None, None, "", *[None] * 6)]
     )
     assert rows.schema == table.schema
     assert rows["last_event_time"].cast(pa.int64()).to_pylist() == [253_402_300_799_999_000]

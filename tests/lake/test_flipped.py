@@ -102,8 +102,9 @@ def test_what_rewrites_rows_makes_none_of_a_damaged_file(engine: EmbeddedEngine)
     flip(file, 8 * 100)
     schema = engine.lake.schema(SILVER)
     changed = pa.Table.from_pylist([{"status": "open", "merge_key": "k", "partition": 0}], schema)
+    at = pa.array([0], pa.timestamp("us", "UTC"))
     for name in ("replaces", "delete_up_to"):
-        changed = changed.append_column(name, pa.nulls(1, pa.timestamp("us", "UTC")))
+        changed = changed.append_column(name, at)
     before, where = engine.reader.version(SILVER), [[("partition", "=", 0)]]
     rewriting: list[Callable[[], object]] = [
         lambda: engine.merge(SILVER, changed, Commit("a test", 1, 9)),

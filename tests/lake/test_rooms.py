@@ -93,7 +93,8 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "last_event_time TIMESTAMP, last_key STRING, "
         "sink_offset BIGINT, committed_at TIMESTAMP, topic_id STRING, last_due TIMESTAMP, "
         "last_closed_at TIMESTAMP, last_tenant STRING, last_settled_at TIMESTAMP, last_u "
-        "TIMESTAMP, last_source STRING, last_topic STRING, last_offset BIGINT",
+        "TIMESTAMP, last_source STRING, last_topic STRING, last_offset BIGINT, "
+        "failed_values BIGINT",
         "progress": "batch BIGINT, source STRING, topic STRING, partition INT, from_offset BIGINT, "
         "until_offset BIGINT, head TIMESTAMP, clock TIMESTAMP, position TIMESTAMP, epoch INT, "
         "generation INT, committed_at TIMESTAMP",

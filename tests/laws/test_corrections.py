@@ -27,8 +27,10 @@ from tests.support.lakes import CaseLake
 from tests.support.tenants import Window, merge_of, tenant_cases
 from watersmeet.core.correction_model import MAX_VERSIONS, PartitionCorrections
 from watersmeet.core.corrections import Made, Settled, correct
+from watersmeet.core.sequence import CORRECTED, Tail
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.published import columns_of, topic_columns
 from watersmeet.lake.table_reader import Where
 from watersmeet.operations.evolve import preview
 from watersmeet.operations.retention import expire
@@ -424,6 +426,10 @@ def test_an_epoch_that_ends_corrections_still_makes_those_that_are_pending(
 def test_the_topic_of_corrections_stays_where_it_is(new_lake: MakeLake) -> None:
     lake = new_lake({0: cases()[0]}, **corrections())
     begin_epoch(lake.reader, lake.engine.append, lake.settings, 0)
+    end = columns_of(CORRECTED, Tail(0, (1, b"", 1, b"tracking", b"t", 0), 0, 1))
+    noted = {**topic_columns("merged-corrections"), "partition": 0, "last_seq": 0, **end}
+    published = lake.engine.lake.layout[tables.PUBLISHED]
+    lake.engine.append(tables.PUBLISHED, published.rows_of([{**noted, "committed_at": 1}]))
     publish = {"topic": "merged", "corrections": {"topic": "others", "within": "1h"}}
     other = type(lake.settings.publish).model_validate(publish, context={"folder": None})
     answer = preview(lake.reader, lake.settings.model_copy(update={"publish": other}))

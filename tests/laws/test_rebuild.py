@@ -195,7 +195,7 @@ def test_under_another_timeout_it_is_what_the_model_makes_of_it(
         verify_against(lake.reader, reader_of(lake, longer), settings, longer)
 
 
-@pytest.mark.promise("T3")
+@pytest.mark.promise("T6")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize("offsets", [[0, 1], [0, 2], [1, 2], [1, 3]])
 @pytest.mark.parametrize("times", [[1000, 3000], [3000, 4000]], ids=["one waits", "all wait"])
@@ -216,7 +216,7 @@ def test_with_tenants_it_goes_over_holes_to_the_record_that_waits(
     assert verify_against(lake.reader, there, lake.settings, tmp_path / "again")["ok"]
 
 
-@pytest.mark.promise("T3")
+@pytest.mark.promise("T6")
 @pytest.mark.fault("silence")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_with_tenants_it_ends_before_a_record_that_has_come_behind_the_last_decision(

@@ -24,7 +24,6 @@ from watersmeet.core.columns import (
     times_ms,
 )
 from watersmeet.core.plan import Rules, TopicPartition, by_topic_partition
-from watersmeet.errors import MissingRecordsError
 
 NAMES = {"partition": pa.int32(), "merge_key": pa.large_string(), "tenant": pa.large_string()}
 """The columns that identify a row's merge record, except for its time."""
@@ -124,6 +123,10 @@ def release(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Released
     return Released(is_reached & ~is_late, stays, deleted)
 
 
+class NotReadError(ValueError):
+    """Records that wait for their tenants were not read."""
+
+
 def late_by_now(waiting: pa.Table, rules: Rules) -> pa.Table:
     """Return those rows of silver that wait and are late by the rules of another epoch."""
     rows = Positioned.of_waiting(waiting)
@@ -133,7 +136,7 @@ def late_by_now(waiting: pa.Table, rules: Rules) -> pa.Table:
 def records_at(records: pa.Table, waiting: pa.Table) -> pa.Table:
     """Return the records that some rows of silver hold which wait, with the positions there.
 
-    Raises MissingRecordsError where one of them is not among `records`.
+    Raises NotReadError where one of them is not among `records`.
     """
     places = waiting.select([*_PLACE, "position"])
     short = numbered(records.select(_PLACE), "row")
@@ -141,9 +144,8 @@ def records_at(records: pa.Table, waiting: pa.Table) -> pa.Table:
     missing = places.join(short, _PLACE, join_type="left anti")
     if missing.num_rows:
         sources = sorted(set(missing["source"].to_pylist()))
-        raise MissingRecordsError(
+        raise NotReadError(
             f"bronze of {' and '.join(sources)} has lost records: {missing.num_rows} of "
-            f"{places.num_rows} that wait for their tenants were not read, and nothing was merged",
-            fix="bring the files of bronze back, or look for what deletes them",
+            f"{places.num_rows} that wait for their tenants were not read"
         )
     return records.take(both["row"]).append_column("position", both["position"])

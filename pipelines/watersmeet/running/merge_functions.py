@@ -7,6 +7,7 @@ the plan has counted, the heads of tenants, the messages read back, and rows of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -24,6 +25,7 @@ from watersmeet.core.merge import (
     merge_in_chunks,
 )
 from watersmeet.core.plan import TopicPartition
+from watersmeet.core.positions import NotReadError
 from watersmeet.core.tenants import HEADS
 from watersmeet.engine import Input
 from watersmeet.errors import MissingRecordsError
@@ -100,16 +102,19 @@ class MergeFunctions:
     def merge(self, *inputs: pa.Table) -> pa.Table:
         """Return what a batch writes of a partition; the last input are open and waiting rows."""
         records, *others = self._split(inputs[:-1])
-        return self.expressions.validated(merge(records, inputs[-1], self.batch, *others))
+        with _naming_what_is_lost():
+            changed = merge(records, inputs[-1], self.batch, *others)
+        return self.expressions.validated(changed)
 
     def merge_in_chunks(
         self, chunks: Iterator[pa.Table], *inputs: pa.Table
     ) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Yield each chunk of open and waiting rows, and what a batch changes in it."""
         records, *others = self._split(inputs)
-        for chunk, changed in merge_in_chunks(records, chunks, self.batch, *others):
-            yield chunk, self.expressions.validated(changed)
-            del chunk, changed  # not in memory while the next ones come
+        with _naming_what_is_lost():
+            for chunk, changed in merge_in_chunks(records, chunks, self.batch, *others):
+                yield chunk, self.expressions.validated(changed)
+                del chunk, changed  # not in memory while the next ones come
 
     def _split(self, inputs: Sequence[pa.Table]) -> tuple[pa.Table, pa.Table, pa.Table, pa.Table]:
         """Return the records, the messages, the heads, and the records that waited and are late.
@@ -129,6 +134,15 @@ class MergeFunctions:
 def together(records: Sequence[pa.Table], batch: Batch) -> pa.Table:
     """Return a batch's records of several inputs as one table."""
     return pa.concat_tables(records) if records else batch.record_schema().empty_table()
+
+
+@contextmanager
+def _naming_what_is_lost() -> Iterator[None]:
+    try:
+        yield
+    except NotReadError as error:
+        fix = "bring the files of bronze back, or look for what deletes them"
+        raise MissingRecordsError(f"{error}, and nothing was merged", fix=fix) from None
 
 
 def _check_complete(records: pa.Table, batch: Batch, counts: pa.Table) -> None:
