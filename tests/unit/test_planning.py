@@ -70,11 +70,12 @@ class Asked:
     def summary(
         self, table: str, by: Sequence[str], values: Aggregates, where: Where = ()
     ) -> pa.Table:
-        [(name, (how, column))] = values.items()
-        is_count = column == "*"
-        rows = self.select(table, by if is_count else [*by, column], where)
-        aggregate: Any = ([], "count_all") if is_count else (column, how)
-        return rows.group_by(list(by)).aggregate([aggregate]).rename_columns([*by, name])
+        columns = {column for _, column in values.values()} - {"*"}
+        rows = self.select(table, [*by, *columns], where)
+        aggregates: Any = [
+            ([], "count_all") if column == "*" else (column, how) for how, column in values.values()
+        ]
+        return rows.group_by(list(by)).aggregate(aggregates).rename_columns([*by, *values])
 
 
 def answering(**tables: list[dict[str, Any]]) -> TableReader:
@@ -222,6 +223,19 @@ def pending(
 ) -> Pending:
     asked = answering(silver=rows)
     return Unpublished(asked, MERGED, tails, partitions, (), clocks).pending(limits)
+
+
+def test_of_many_rows_about_as_many_of_the_first_are_looked_at_as_are_asked_for() -> None:
+    rows = [finished(p, 1000 + 7 * n, f"{n}") for p in range(3) for n in range(400)]
+    every = Unpublished(answering(silver=rows), MERGED, {1: tail(9, rows[599])}, 3)
+    assert every.first(1_000) is None, "there are no more"
+    first = every.first(100)
+    assert first is not None
+    found = first.pending(Limits(10**6, 10**6))
+    assert 50 < found.records < 150
+    assert [finished_at for finished_at, _ in found.ends.values()] == [
+        MERGED.place(rows[n])[0] for n in (0, 600, 800)
+    ]
 
 
 def test_what_sorts_after_the_tail_is_pending() -> None:
@@ -380,7 +394,10 @@ def test_what_is_published_bit_by_bit_is_everything_once_and_in_order(
     while True:
         limits = Limits(rng.choice([1, 5, 100]), rng.choice([1, 4, 100]))
         unpublished = Unpublished(asked, sequence, tails, 3)
-        found = unpublished.pending(limits)
+        first = unpublished.first(rng.choice([1, 5, 20]))
+        found = (first or unpublished).pending(limits)
+        if first is not None and not found.records:
+            found = unpublished.pending(limits)
         read = [row for mine in pieces(asked, unpublished, found) for row in mine]
         assert len(read) == found.records
         if not read:

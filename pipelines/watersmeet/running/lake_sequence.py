@@ -48,6 +48,9 @@ MAX_PER_CHUNK = 50_000
 
 _CORRECTIONS_PER_CHUNK = 5_000
 
+_MANY = 4
+"""Of so many times the rows of a transaction the first ones are planned alone."""
+
 
 class Publication(NamedTuple):
     """The messages of a partition in one transaction: from `first_seq` up to `tail`.
@@ -74,6 +77,8 @@ class LakeSequence:
     """By partition, the clock (ms) up to which rows are published; None: whatever is finished."""
     _publishing: Generation | None = None
     """The one whose messages are pending."""
+    _may_be_many: bool = True
+    """False once little more was pending than what batches have made since."""
     _done: tuple[int, Mapping[int, Tail]] | None = None
     """A version of the table that has nothing behind these tails."""
 
@@ -104,10 +109,15 @@ class LakeSequence:
             self._publishing = generation
             is_newest = generation is self._generations.newest
             unpublished = self._unpublished(generation, tails, clocks if is_newest else None)
-            backlog = unpublished.pending(limits)
-            backlog = backlog._replace(has_more=backlog.has_more or not is_newest)
+            first = unpublished.first(_MANY * limits.records) if self._may_be_many else None
+            backlog = (first or unpublished).pending(limits)
+            if first is not None and not backlog.records:
+                backlog = unpublished.pending(limits)
+            is_last = is_newest and first is None
+            backlog = backlog._replace(has_more=backlog.has_more or not is_last)
             if backlog.records:
                 break
+        self._may_be_many = backlog.has_more
         # What waits for the clock is let go by a note of it, and not by a commit to the table.
         is_done = not backlog.records and clocks is None
         self._done = (version, dict(tails)) if is_done and version is not None else None

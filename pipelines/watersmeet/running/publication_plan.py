@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from watersmeet.core.columns import Booleans, Int64s, cuts, groups, int64s, look
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.sequence import Place, Sequence, Tail, clock_of
 from watersmeet.lake.table_reader import (
+    Aggregates,
     Condition,
     TableReader,
     Where,
@@ -22,7 +23,7 @@ from watersmeet.lake.table_reader import (
     in_portions,
     sizes_of,
 )
-from watersmeet.lake.unpublished import after, beyond, may_be_beyond, up_to, with_message
+from watersmeet.lake.unpublished import after, beyond, up_to, with_message
 
 CHUNK_BYTES = 64 * 1024 * 1024
 LIMIT_BYTES = 2 * 1024 * 1024 * 1024
@@ -111,6 +112,29 @@ class Unpublished:
             count += len(taken)
         return Pending(chunking.chunks, count < len(rows.times), ends, count)
 
+    def first(self, records: int) -> Unpublished | None:
+        """Return about so many of the first rows; None if there are no more than that.
+
+        What is read of them takes as much memory however many rows there are.
+        """
+        bounds = {p: (since + 1, until) for p, (since, until) in self._bounds.items()}
+        clock = self.sequence.clock
+        values: Aggregates = {
+            "rows": ("count", "*"),
+            "first": ("min", clock),
+            "last": ("max", clock),
+        }
+        where = [[*self._finished, *term] for term in between(clock, bounds)]
+        spans = self.reader.summary(self.sequence.table, ["partition"], values, where).to_pylist()
+        total = sum(span["rows"] for span in spans)
+        if total <= records:
+            return None
+        clocks = {p: since for p, (since, _) in self._bounds.items()}
+        for span in spans:
+            length = (span["last"] - span["first"]) * records // total
+            clocks[span["partition"]] = span["first"] + length
+        return replace(self, clocks=clocks)
+
     def of(self, chunk: Mapping[int, Range]) -> Where:
         """Return the condition for a chunk's rows, which a few more may meet where it has several
         partitions."""
@@ -127,13 +151,24 @@ class Unpublished:
         return [[*here, *begin, *end] for begin in begins for end in ends]
 
     @property
+    def _bounds(self) -> dict[int, tuple[int, int | None]]:
+        """By partition, the clock (ms) of the last message, and the exclusive end of what counts."""
+        clocks, tails = self.clocks, self.tails
+        return {
+            p: (
+                clock_of(tails[p].place) if p in tails else -1,
+                None if clocks is None else clocks.get(p, -1) + 1,
+            )
+            for p in range(self.partitions)
+        }
+
+    @property
     def _finished(self) -> list[Condition]:
         return [*with_message(self.sequence), *self.batches]
 
     def _rows(self) -> _Rows:
         """Return the rows that sort after the tails, up to the clocks."""
-        where = may_be_beyond(self.sequence, self.tails, range(self.partitions))
-        rows = self._select(where)
+        rows = self._select(between(self.sequence.clock, self._bounds))
         last = looked_up(rows.partitions, {p: clock_of(t.place) for p, t in self.tails.items()}, -1)
         tied = np.unique(rows.partitions[rows.times == last]).tolist()
         rows = rows.where(rows.times > last)
