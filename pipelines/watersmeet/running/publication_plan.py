@@ -152,7 +152,10 @@ class Unpublished:
 
     @property
     def _bounds(self) -> dict[int, tuple[int, int | None]]:
-        """By partition, the clock (ms) of the last message, and the exclusive end of what counts."""
+        """By partition, the clock (ms) of the last message, and the exclusive end of what counts.
+
+        None: it has no end.
+        """
         clocks, tails = self.clocks, self.tails
         return {
             p: (
