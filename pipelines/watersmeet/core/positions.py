@@ -124,7 +124,10 @@ def release(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Released
 
 
 class NotReadError(ValueError):
-    """Records that wait for their tenants were not read."""
+    """Some of the records that wait for their tenants were not read.
+
+    `args`: their sources, how many they are, and how many were to be read.
+    """
 
 
 def late_by_now(waiting: pa.Table, rules: Rules) -> pa.Table:
@@ -144,8 +147,5 @@ def records_at(records: pa.Table, waiting: pa.Table) -> pa.Table:
     missing = places.join(short, _PLACE, join_type="left anti")
     if missing.num_rows:
         sources = sorted(set(missing["source"].to_pylist()))
-        raise NotReadError(
-            f"bronze of {' and '.join(sources)} has lost records: {missing.num_rows} of "
-            f"{places.num_rows} that wait for their tenants were not read"
-        )
+        raise NotReadError(" and ".join(sources), missing.num_rows, places.num_rows)
     return records.take(both["row"]).append_column("position", both["position"])

@@ -141,8 +141,12 @@ def _naming_what_is_lost() -> Iterator[None]:
     try:
         yield
     except NotReadError as error:
-        fix = "bring the files of bronze back, or look for what deletes them"
-        raise MissingRecordsError(f"{error}, and nothing was merged", fix=fix) from None
+        sources, missing, count = error.args
+        raise MissingRecordsError(
+            f"bronze of {sources} has lost records: {missing} of {count} that wait for their "
+            "tenants were not read, and nothing was merged",
+            fix="bring the files of bronze back, or look for what deletes them",
+        ) from None
 
 
 def _check_complete(records: pa.Table, batch: Batch, counts: pa.Table) -> None:
