@@ -163,11 +163,12 @@ class Gold:
         where this one has it at its offset: a cluster that was copied has other topics with the
         same messages.
         """
-        former = last_tails_in(self._engine.reader, self.kind, self.sequence.topic)
-        partitions = former.keys() & partitions
-        bounds = self._cluster.bounds(self.sequence.topic, self.partitions) if partitions else {}
         there = dict[int, Tail]()
-        for p in partitions:
+        if not partitions:
+            return there
+        former = last_tails_in(self._engine.reader, self.kind, self.sequence.topic)
+        bounds = self._cluster.bounds(self.sequence.topic, self.partitions) if former else {}
+        for p in former.keys() & partitions:
             offset = former[p].offset
             if offset is None or not bounds[p][0] <= offset < bounds[p][1]:
                 continue
