@@ -22,7 +22,7 @@ from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
 from watersmeet.lake.lease import EVOLVE, Lease
 from watersmeet.lake.maintenance import Maintenance
-from watersmeet.lake.published import has_corrections
+from watersmeet.lake.published import holds_corrections
 from watersmeet.operations.retention import expire
 from watersmeet.running.dead_letters import DeadLetters
 from watersmeet.running.next_offsets import NextOffsets
@@ -74,7 +74,7 @@ class Cycle:
         topic = self._settings.publish.corrections_topic
         if topic is None or self._run.change != EVOLVE:
             return topic is not None
-        return has_corrections(self.owner.engine.reader, self._settings, topic)
+        return holds_corrections(self.owner.engine.reader, self._settings, topic)
 
     def _bronze(self, input_id: InputId) -> Bronze:
         run = self._run

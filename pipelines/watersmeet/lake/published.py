@@ -139,7 +139,7 @@ def last_tails_in(
     return {} if sink is None else last_tails(reader, sequence, sink)
 
 
-def has_corrections(reader: TableReader, settings: Settings, topic: str) -> bool:
+def holds_corrections(reader: TableReader, settings: Settings, topic: str) -> bool:
     """Return True where a topic has corrections that the lake has published, or has taken up."""
     if last_tails_in(reader, sequences.CORRECTED, topic):
         return True

@@ -60,8 +60,7 @@ class MergeInputs:
     """The inputs of a batch beside rows of silver; those without rows are left out.
 
     `waited`: for the first batch of an epoch, the records that wait and are late by its rules.
-    `counts`: of the records
-    (`COUNTS`). They are an input, so that whoever merges a partition knows
+    `counts`: of the records (`COUNTS`). They are an input, so that whoever merges a partition knows
     how many records it has to have, also where it has none.
     """
 
