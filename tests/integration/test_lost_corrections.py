@@ -66,6 +66,13 @@ class CorrectedLife(Life):
         messages = [*messages_in(kafka, self.river.sink), *messages_in(kafka, self.topic)]
         return assert_each_record_once([*versions(messages)], self.river.inputs)
 
+    def end(self, numbers: list[int]) -> None:
+        """Time goes on, and a consumer of both topics has just these records."""
+        self.both((None, 9000))
+        self.run()
+        assert self.consumed() == set(numbers)
+        self.check()
+
     def correct(self, clock: int, *records: tuple[str, int]) -> list[int]:
         """Late records, and a clock that settles them."""
         numbers = self.send("tracking", *records)
@@ -152,10 +159,7 @@ def test_what_is_settled_is_published_whichever_sequence_a_crash_and_the_loss_of
             life.run("gold")
     life.lose()
     life.run()
-    life.both((None, 9000))
-    life.run()
-    assert life.consumed() == set(numbers)
-    life.check()
+    life.end(numbers)
 
 
 @pytest.mark.fault("jumps")
@@ -180,10 +184,7 @@ def test_a_lake_that_was_taken_up_jumps_only_once_it_knows_what_corrections_have
     assert "until its clock has passed 1970-01-01T00:00:02.100Z, then jump" in said
     life.run()
     life.call("reset", "--to", since, "--yes")
-    life.both((None, 9000))
-    life.run()
-    assert life.consumed() == set(numbers)
-    life.check()
+    life.end(numbers)
 
 
 @pytest.mark.nightly
@@ -270,7 +271,4 @@ def test_the_sink_never_runs_ahead_of_what_a_lost_lake_would_not_read_again(
     assert seen == ["corrections", "silver"], "one pass"
     life.lose()
     life.run()
-    life.both((None, 9000))
-    life.run()
-    assert life.consumed() == set(numbers)
-    life.check()
+    life.end(numbers)

@@ -195,6 +195,13 @@ def test_under_another_timeout_it_is_what_the_model_makes_of_it(
         verify_against(lake.reader, reader_of(lake, longer), settings, longer)
 
 
+def assert_derived_again(lake: CaseLake, folder: Path) -> None:
+    rebuild(lake.reader, lake.settings, folder)
+    there = reader_of(lake, folder)
+    assert tenants.silver_of(there) == tenants.silver_of(lake.reader)
+    assert verify_against(lake.reader, there, lake.settings, folder)["ok"]
+
+
 @pytest.mark.promise("T6")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize("offsets", [[0, 1], [0, 2], [1, 2], [1, 3]])
@@ -210,10 +217,7 @@ def test_with_tenants_it_goes_over_holes_to_the_record_that_waits(
     for source, values in {"tracking": tracking, "orders": orders}.items():
         fill_bronze(BronzeTable(lake.owner(), lake.settings, lake.input_of(source)), values)
     assert lake.merge() == 1
-    rebuild(lake.reader, lake.settings, tmp_path / "again")
-    there = reader_of(lake, tmp_path / "again")
-    assert tenants.silver_of(there) == tenants.silver_of(lake.reader)
-    assert verify_against(lake.reader, there, lake.settings, tmp_path / "again")["ok"]
+    assert_derived_again(lake, tmp_path / "again")
 
 
 @pytest.mark.promise("T6")
@@ -235,10 +239,7 @@ def test_with_tenants_it_ends_before_a_record_that_has_come_behind_the_last_deci
     clock.now = 10.0
     assert len(list(silver.drain())) == 1, "time goes on without tracking"
     lake.arrive(1.0)  # for bronze alone
-    rebuild(lake.reader, lake.settings, tmp_path / "again")
-    there = reader_of(lake, tmp_path / "again")
-    assert tenants.silver_of(there) == tenants.silver_of(lake.reader)
-    assert verify_against(lake.reader, there, lake.settings, tmp_path / "again")["ok"]
+    assert_derived_again(lake, tmp_path / "again")
 
 
 def goes_on(_: BatchPlan) -> None:
