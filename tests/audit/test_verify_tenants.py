@@ -609,7 +609,7 @@ def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life
                 offsets[record.input.source],
                 offsets[record.input.source] + (record.tenant_times is None),
             )
-            numbered = replace(record, offset=offset - (record.tenant_times is not None))
+            numbered = record._replace(offset=offset - (record.tenant_times is not None))
             model.arrive(numbered)
             logs[record.input].append((model.heads[record.input], numbered))
         model.advance()

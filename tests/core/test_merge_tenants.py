@@ -55,7 +55,7 @@ def value_of(record: Record) -> bytes:
 
 def sized(river: MergeInput) -> MergeInput:
     """The input with the sizes of its values."""
-    records = [replace(each, size=len(value_of(each))) for each in river.records]
+    records = [each._replace(size=len(value_of(each))) for each in river.records]
     return replace(river, records=records)
 
 

@@ -172,7 +172,7 @@ def test_a_merge_record_has_the_first_of_its_versions_up_to_as_many_as_it_may(
 ) -> None:
     """Where ids repeat nothing: a duplicate of what was not corrected might be corrected itself."""
     given_input = data.draw(KINDS[kind])
-    records = [replace(record, id=None) for record in given_input.records]
+    records = [record._replace(id=None) for record in given_input.records]
     given_input = replace(given_input, records=records)
     within_ms = data.draw(WITHIN)
     most = data.draw(st.integers(1, 3))

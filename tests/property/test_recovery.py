@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -89,7 +89,7 @@ class Epoch(NamedTuple):
     def read(self, record: Record) -> Record | None:
         """What bronze has of a record: as it is, under another key, or with some refused."""
         if self.reading == 1 and record.key is not None:
-            return replace(record, key=KEYS[-1 - KEYS.index(record.key)])
+            return record._replace(key=KEYS[-1 - KEYS.index(record.key)])
         return None if self.reading == 2 and record.offset % 4 == 0 else record
 
 

@@ -121,7 +121,7 @@ def loss(seed: int) -> Lost:
         at = max(0, time - rng.choice([0, 0, 0, 1, 30, 100, 300]) - delays[tenant])
         record = record_of(source, offsets[source], at, rng.choice(KEYS), tenant)
         if rng.random() < ticking:
-            record = replace(record, key=None, tenant=rng.choice([None, tenant]))
+            record = record._replace(key=None, tenant=rng.choice([None, tenant]))
         (known if step < until else later).append(record)
         idle = (
             [(s, idle_decision(known, s, lag, tells_all=seed % 2 == 0)) for s in SOURCES]

@@ -136,8 +136,7 @@ def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
     key = document.get("k")
     tenant = document.get("g", None if key is None else NO_TENANT)
     record_id = document.get("i")
-    return replace(
-        record_of(source, offset, document["ts"], key, tenant),
+    return record_of(source, offset, document["ts"], key, tenant)._replace(
         id=None if record_id is None else str(record_id),
         size=len(value),
     )

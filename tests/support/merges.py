@@ -102,7 +102,7 @@ def tenant_inputs(
         offsets[source] += 1
         record = record_of(source, offsets[source], event_time, key, tenant)
         if kind != "record":
-            record = replace(record, key=None, tenant=tenant if kind == "heartbeat" else None)
+            record = record._replace(key=None, tenant=tenant if kind == "heartbeat" else None)
         records.append(record)
     return MergeInput(rules, records)
 
@@ -202,7 +202,7 @@ def with_ids(draw: st.DrawFn, inputs: st.SearchStrategy[MergeInput]) -> MergeInp
     drawn = draw(inputs)
     ids = st.sampled_from([None, "1", "2"])
     records = [
-        record if record.is_heartbeat else replace(record, id=draw(ids)) for record in drawn.records
+        record if record.is_heartbeat else record._replace(id=draw(ids)) for record in drawn.records
     ]
     return replace(drawn, records=records)
 
@@ -217,7 +217,7 @@ def within_bounds(draw: st.DrawFn, inputs: st.SearchStrategy[MergeInput]) -> Mer
     drawn = draw(inputs)
     sizes = st.sampled_from([0, 0, 1, 3])
     records = [
-        record if record.is_heartbeat else replace(record, size=draw(sizes))
+        record if record.is_heartbeat else record._replace(size=draw(sizes))
         for record in drawn.records
     ]
     rules = replace(drawn.rules, max_parts=draw(PARTS), max_bytes=draw(SIZES))

@@ -267,19 +267,19 @@ class Evidence:
 
     def epoch_of(self, tp: TopicPartition, offset: int) -> Epoch:
         """Return the epoch by whose rules a record was merged, or would be merged."""
-        return next(
-            (epoch for epoch, end in self.through if offset < end.until.get(tp, 0)),
-            self.through[-1][0],
-        )
+        for epoch, end in self.through[:-1]:
+            if offset < end.until.get(tp, 0):
+                return epoch
+        return self.through[-1][0]
 
     def is_sampled(self, key: str | None) -> bool:
         """Return True where a key belongs to the sample; a null never does.
 
         After every batch the sample is another one.
         """
-        return (
-            key is not None and zlib.crc32(key.encode(), max(0, self.last_batch)) % self.one_in == 0
-        )
+        if key is None or self.one_in == 1:
+            return key is not None
+        return zlib.crc32(key.encode(), max(0, self.last_batch)) % self.one_in == 0
 
     def is_unpublished(self, sequence: Order, partition: int, place: Place) -> bool:
         """Return True where a row with this place in the order of a sequence is in no message.

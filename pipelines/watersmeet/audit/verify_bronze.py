@@ -71,7 +71,8 @@ class Log:
         self.is_over = False
         self.arrived: list[tuple[int, Record]] = []
         self.values: dict[int, bytes] = {}
-        self.kept_type = kept
+        self._kept_type = kept
+        self._has_fields = pa.types.is_struct(kept)
         own = idle.filter(pc.greater_equal(idle["after_offset"], self.begin - 1))
         self._decisions, self._tenant_times = _decisions(own)
         self._taken = 0
@@ -160,12 +161,13 @@ class Log:
     def kept(self, offset: int) -> Any:
         """Return what silver keeps of a record's value, as rows have it."""
         value = self.values[offset]
+        if not self._has_fields:
+            return value.decode()
         epoch = self.evidence.epoch_of(self.tp, offset)
         decode = self._decoders[epoch.number]
         content = value if decode is None else decode(value, self.tp.partition, offset)
         read_type = epoch.settings.sources[self.tp.input.source].read_type
-        kept = as_kept(content, read_type, self.kept_type)
-        return kept if pa.types.is_struct(self.kept_type) else kept.decode()
+        return as_kept(content, read_type, self._kept_type)
 
 
 def read_logs(evidence: Evidence, partitions: range) -> dict[TopicPartition, Log]:

@@ -144,7 +144,7 @@ class Derivation:
                 model.open[row["tenant"], row["merge_key"]] = self._merged(row)
             elif status == "waiting":
                 [waiting] = self._merged(row).records
-                model.waiting.append((row["position"], replace(waiting, size=row["record_bytes"])))
+                model.waiting.append((row["position"], waiting._replace(size=row["record_bytes"])))
             elif status == "late":
                 self._begin_late(row, base.late_rules)
             elif at not in corrected or corrected[at].version < (row["version"] or 0):
@@ -193,7 +193,7 @@ class Derivation:
                 at = input_id, offset
                 _, record_id, _ = entries.get(at, (time, None, None))
                 self._kept_before[at] = value
-                merged.parts[input_id.source].append(Part(time, offset, input_id.topic))
+                merged.parts[input_id.source].append(Part(time, input_id.topic, offset))
                 merged.records.append(Record(*at, time, key, tenant, id=record_id))
                 if record_id is not None:
                     merged.ids[input_id, record_id] = offset

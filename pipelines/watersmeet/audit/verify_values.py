@@ -12,14 +12,12 @@ from watersmeet.audit.comparison import packed
 
 
 def as_kept(value: Any, read: pa.DataType, kept: pa.DataType) -> bytes:
-    """Return what silver keeps of a record's value: its text, or the fields of its schema as JSON.
+    """Return what silver keeps of a record's value that has a schema: its fields, as JSON.
 
     - `value`: bytes of JSON, or the fields that were decoded.
     - `read`: the schema by which the value was read.
     - `kept`: the type of silver's column. It also has the fields of other schemas; these are null.
     """
-    if not pa.types.is_struct(kept):
-        return bytes(value)
     if not isinstance(value, bytes):
         return packed(pa.scalar(pa.scalar(value, read).as_py(), kept).as_py())
     return packed(_field(_field(json.loads(value, parse_float=Decimal), read), kept))

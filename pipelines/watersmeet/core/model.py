@@ -71,8 +71,7 @@ class MergeRules:
         return records > self.max_parts or size > self.max_bytes
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """A record of a topic-partition as the merge sees it.
 
     A heartbeat is a record without a key. One of the tenant None counts in full for every tenant of
@@ -99,27 +98,18 @@ class Record:
     @property
     def part(self) -> Part:
         """The record as a part of a merge record."""
-        return Part(self.event_time, self.offset, self.input.topic)
+        return Part(self.event_time, self.input.topic, self.offset)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A record inside a merge record; parts of a source sort by (event time, topic, offset)."""
 
     event_time: int
-    offset: int
     topic: str
-
-    def __lt__(self, other: Part) -> bool:
-        return (self.event_time, self.topic, self.offset) < (
-            other.event_time,
-            other.topic,
-            other.offset,
-        )
+    offset: int
 
 
-@dataclass(frozen=True)
-class LateRecord:
+class LateRecord(NamedTuple):
     """A late record: kept, but never merged. `position` is that of its tenant."""
 
     record: Record
@@ -519,9 +509,10 @@ class PartitionMerge:
 
     def _is_published(self, position: int, record: Record) -> bool:
         """Return True where a message that was read back, or an earlier one of its key, has it."""
-        messages = self.recovered.get(record.key or "", ())
-        tenant = _tenant(record)
-        return any(each.tenant == tenant and position <= each.due for each in messages)
+        for message in self.recovered.get(record.key or "", ()):
+            if message.tenant == _tenant(record) and position <= message.due:
+                return True
+        return False
 
     def _merge(self, position: int, record: Record) -> None:
         key = record.key or ""
