@@ -84,6 +84,8 @@ STALLS_S, LONG_STALLS_S = 6.0, 90.0
 def impatient(changes: Mapping[str, Any] = _QUICK) -> Iterator[None]:
     """Inside, timeouts are short, and transactions are many."""
     with ExitStack() as patched:
+        # Each wire has a port of its own: consumers of former ones would ask for it for ever.
+        patched.enter_context(patch("watersmeet.kafka.reading._idle", {}))
         for name, value in changes.items():
             patched.enter_context(patch(name, value))
         yield
