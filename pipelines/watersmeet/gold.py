@@ -137,19 +137,22 @@ class Gold:
         last_messages = self._publisher.tails(self.partitions)
         sink_tails = {p: self.sequence.tail(message) for p, message in last_messages.items()}
         noted = self._still_there(noted, noted.keys() - sink_tails.keys())
-        noted |= self._noted_before_a_move(sink_tails.keys() - noted.keys())
+        moved = self._noted_before_a_move(
+            set(range(self.partitions)) - noted.keys(), sink_tails.keys()
+        )
+        known = noted | moved
         if self.settings.publish.delivery == "at_least_once":
             sink_tails = self._without_gaps(
-                sink_tails, {**self.sequence.first_tails(self._sink), **noted}
+                sink_tails, {**self.sequence.first_tails(self._sink), **known}
             )
         for p, tail in sink_tails.items():
-            if not self.sequence.bears_out(p, tail, noted.get(p)):
+            if not self.sequence.bears_out(p, tail, known.get(p)):
                 raise self.sequence.refusal(p, tail, last_messages[p])
         counts_as_out = self.settings.publish.delivery == "at_most_once"
         # A partition that retention has emptied has no message in the sink: its noted tail stays.
         tails = dict(noted)
         missing = []
-        for p, tail in sink_tails.items():
+        for p, tail in (moved | sink_tails).items():
             last = noted.get(p)
             if last is None or last.seq < tail.seq:
                 missing.append(Publication(p, 0 if last is None else last.seq + 1, tail))
@@ -158,10 +161,14 @@ class Gold:
         self._note(missing)
         return tails
 
-    def _noted_before_a_move(self, partitions: Collection[int]) -> dict[int, Tail]:
+    def _noted_before_a_move(
+        self, partitions: Collection[int], with_messages: Collection[int]
+    ) -> dict[int, Tail]:
         """Return the last message that was noted of a former topic of this name, by partition,
-        where this one has it at its offset: a cluster that was copied has other topics with the
-        same messages.
+        where this one has it at its offset, or is empty since retention has deleted it: a cluster
+        that was copied has other topics with the same messages.
+
+        `with_messages`: the partitions that are not empty.
         """
         there = dict[int, Tail]()
         if not partitions:
@@ -170,7 +177,11 @@ class Gold:
         bounds = self._cluster.bounds(self.sequence.topic, self.partitions) if former else {}
         for p in former.keys() & partitions:
             offset = former[p].offset
-            if offset is None or not bounds[p][0] <= offset < bounds[p][1]:
+            if offset is None or offset >= bounds[p][1]:
+                continue
+            if offset < bounds[p][0]:
+                if p not in with_messages:
+                    there[p] = former[p]
                 continue
             place = (offset, offset + 1)
             for message in read_backwards(self.settings.kafka, self.sequence.topic, p, place):

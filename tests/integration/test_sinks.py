@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.integration.test_clusters import move
+from tests.support.cases import heartbeat
 from tests.support.lives import Life, killed_at, messages_in
 from tests.support.topics import (
     Access,
@@ -17,6 +20,7 @@ from tests.support.topics import (
     create_topics,
     delete_records,
     delete_topic,
+    produce,
 )
 from watersmeet.core.sequence import SEQ
 from watersmeet.kafka.reading import headers_of
@@ -40,8 +44,9 @@ def moved(kafka: Access, topic: str, partitions: int = 1) -> None:
     producer.abort_transaction()
 
 
-def numbers_in(kafka: Access, topic: str) -> list[int]:
-    return [int(dict(headers_of(message))[SEQ]) for message in messages_in(kafka, topic)]
+def numbers_in(kafka: Access, topic: str, partitions: int = 1) -> list[int]:
+    messages = messages_in(kafka, topic, partitions)
+    return [int(dict(headers_of(message))[SEQ]) for message in messages]
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -73,6 +78,48 @@ def test_a_lake_goes_on_where_its_sink_moved_and_keep_has_deleted_rows(
     life.both(("c", 5 * day + 9000), (None, 5 * day + 20_000))
     life.run()
     assert numbers_in(kafka, life.river.sink) == [0, 1, 2]
+
+
+def test_a_partition_goes_on_that_had_nothing_new_at_the_first_start_after_its_sink_moved(
+    kafka: str, tmp_path: Path
+) -> None:
+    day = 86_400_000
+    life = Life.make(kafka, tmp_path, partitions=2, keep={"silver": "1d"})
+
+    def in_both(partitions: Iterable[int], *records: tuple[str | None, int]) -> None:
+        for topic in map(life.river.topic, ("tracking", "orders")):
+            for p in partitions:
+                values = [{"k": key, "ts": time} if key else None for key, time in records]
+                texts = [json.dumps(value).encode() for value in values if value]
+                produce(kafka, topic, [(p, text) for text in [*texts, heartbeat(records[-1][1])]])
+
+    in_both((0, 1), ("a", 0), (None, 1000))
+    life.run()
+    in_both((0, 1), ("b", 5 * day), (None, 5 * day + 5000))
+    life.run()
+    life.call("maintain")
+    move(life.river)
+    moved(kafka, life.river.sink, 2)
+    for p in (0, 1):
+        in_both([p], ("c", 5 * day + 9000), (None, 5 * day + 20_000))
+        life.run()
+    assert sorted(numbers_in(kafka, life.river.sink, 2)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_nothing_is_published_anew_where_the_sink_moved_and_retention_has_emptied_it(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = Life.make(kafka, tmp_path)
+    life.both(("a", 0), ("b", 50), (None, 1000))
+    life.run()
+    move(life.river)
+    moved(kafka, life.river.sink)
+    delete_records(kafka, life.river.sink, 0, 2)
+    for number, time in (2, 2000), (3, 10_000):
+        life.both(("c", time), (None, time + 5000))
+        life.run()
+        assert numbers_in(kafka, life.river.sink)[-1] == number
+    assert numbers_in(kafka, life.river.sink) == [2, 3]
 
 
 def test_without_transactions_nothing_is_published_anew_where_the_sink_moved(
