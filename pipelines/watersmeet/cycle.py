@@ -19,11 +19,12 @@ from watersmeet.engine import Running
 from watersmeet.gold import Gold
 from watersmeet.kafka.cluster import Cluster, Topics, ends_of
 from watersmeet.kafka.idle_detector import IdleDetector
+from watersmeet.kafka.publisher import sink_publisher
 from watersmeet.lake import tables
 from watersmeet.lake.lease import EVOLVE, Lease
 from watersmeet.lake.maintenance import Maintenance
-from watersmeet.lake.published import holds_corrections
 from watersmeet.operations.retention import expire
+from watersmeet.running.beginnings import has_own_corrections
 from watersmeet.running.dead_letters import DeadLetters
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.owner import Owner, kept_by
@@ -69,12 +70,14 @@ class Cycle:
     def _has_corrections(self) -> bool:
         """Return True where corrections are published, or completed.
 
-        `evolve` leaves a topic alone that has none of the lake yet, and may have others' messages.
+        `evolve` leaves a topic alone that has none of the lake, and may have others' messages.
         """
         topic = self._settings.publish.corrections_topic
         if topic is None or self._run.change != EVOLVE:
             return topic is not None
-        return holds_corrections(self.owner.engine.reader, self._settings, topic)
+        self._lease.check()
+        sink_publisher(self._settings, topic).begin()  # an earlier owner sends none from here on
+        return has_own_corrections(self.owner.engine.reader, self._settings, topic)
 
     def _bronze(self, input_id: InputId) -> Bronze:
         run = self._run

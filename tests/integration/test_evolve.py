@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.support.lives import Life, values
+from tests.support.lives import Life, killed_at, values
 from tests.support.rivers import TIMEOUT_MS
 from tests.support.topics import create_topics, produce
 from watersmeet.core.times import utc
@@ -82,6 +82,29 @@ def test_corrections_that_evolve_brings_to_a_topic_that_does_not_fit_can_be_take
         life.configure("publish.corrections", topic and {"topic": topic, "within": "1d"})
         life.call("evolve", "--apply")
         life.call("run", "--once")
+
+
+def test_corrections_that_are_out_stay_in_their_topic_where_a_crash_came_before_the_note(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = Life.make(kafka, tmp_path)
+    topic = f"{life.river.config['name']}-corrected"
+    corrections_in(life, topic)
+    life.both(("a", 0), (None, 1000))
+    life.run()
+    life.send("tracking", ("a", 100))
+    life.both((None, 2000))
+    life.run("bronze")
+    life.run("silver")
+    with killed_at("gold.note"):
+        life.call("run", "gold", "--once", exit_code=1)
+    corrections_in(life, f"{topic}-not")
+    said = life.call("evolve", "--apply", exit_code=2)
+    assert f"{FIELD}: the lake's corrections go to {topic}" in said
+    corrections_in(life, topic)
+    life.run()
+    assert len(values(kafka, topic)) == 1
+    life.check()
 
 
 @pytest.mark.parametrize("keep", [None, "1s"], ids=["all", "keep"])

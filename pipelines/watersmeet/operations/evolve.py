@@ -42,12 +42,11 @@ from watersmeet.lake.lease import EVOLVE, change_under_way
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import bronze_ends, dropped_in_lake, finders
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.published import holds_corrections
 from watersmeet.lake.recovered import read_back_until
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run, evolve_schema
-from watersmeet.running.beginnings import used_topic
+from watersmeet.running.beginnings import has_own_corrections, used_topic
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.settings import Settings
 
@@ -226,10 +225,10 @@ def _unfit_corrections(
     topic, field = settings.publish.corrections_topic, "publish.corrections.topic"
     if topic in (None, before):
         return
-    if before is not None and holds_corrections(reader, settings, before):
+    if before is not None and has_own_corrections(reader, settings, before):
         what = f"the lake's corrections go to {before}, where their sequence goes on"
         yield Problem(what, field, "set it back; `within` and `max_versions` may change")
-    elif not holds_corrections(reader, settings, topic):
+    elif not has_own_corrections(reader, settings, topic):
         counts = Cluster(settings.kafka).partition_counts(topics_of(settings))
         unfit = [error.problem for error in unpartitioned(settings, counts)]
         yield from unfit

@@ -36,8 +36,8 @@ from watersmeet.errors import ConfigurationError, ForeignMessageError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import Publisher, sequence_tail
 from watersmeet.kafka.reading import headers_of, read_backwards, read_tails
-from watersmeet.lake.generations import Generation, InKafka
-from watersmeet.lake.published import last_tails, topic_of
+from watersmeet.lake.generations import Generation, InKafka, read_generations
+from watersmeet.lake.published import holds_corrections, last_tails, topic_of
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings, StartOffsets, StartTimestamp
 
@@ -235,6 +235,19 @@ def read_last_published(
 def used_topic(settings: Settings, name: str, partitions: int) -> str:
     """Return the sentence's part about what a topic has or had; empty if it never had a message."""
     return _Topic.read(settings, name, partitions).used
+
+
+def has_own_corrections(reader: TableReader, settings: Settings, topic: str) -> bool:
+    """Return True where a topic has corrections of the lake, whether they are noted or not."""
+    if holds_corrections(reader, settings, topic):
+        return True
+    generations = read_generations(reader, settings)
+    partitions = Cluster(settings.kafka).partition_counts([topic]).get(topic)
+    if not generations or partitions is None:
+        return False
+    last = read_tails(settings.kafka, topic, partitions).values()
+    lives = {text_of(dict(headers_of(message)), LIFE) for message in last} - {""}
+    return generations.newest.life in lives
 
 
 def _state_of(settings: Settings, sink: _Topic, partition: int) -> SinkState:
