@@ -670,5 +670,5 @@ def test_a_copy_counts_once_although_its_original_is_deleted_afterwards(
     original: Where = [[("topic", "=", topic), ("offset", "=", 0)]]
     assert row_count(reader, tables.bronze("tracking"), original) == 0
     assert row_count(reader, tables.PASSED, [[("source", "=", "tracking")]]) == 1
-    assert life.river.broken_promises() == []
+    life.check()
     assert row_count(reader, tables.LATE) == row_count(reader, tables.CORRECTIONS) == 0

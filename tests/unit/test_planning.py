@@ -438,7 +438,7 @@ def test_what_a_redriven_record_says_it_was_is_read_in_pieces_and_only_if_it_may
     rows += [row(20 + n, third) for n in range(7)] + [row(27, third, reason="no_key")]
     rows += [row(30 + n, third + 40, of=20 + n) for n in range(8)]
     rows += [row(40, 50), row(41, 90, of=40), row(42, 90, of=40, value=b"another")]
-    asked = Weighed({"bronze_tracking": rows})
+    asked = Weighed({"bronze_tracking": rows, "silver": []})
     tp = tp_of("tracking", 0)
     out = read_out(asked, Generation(0, -1, {tp: 0}, {}), {tp: (10, 100)})  # type: ignore[arg-type]
     assert {tp: offsets.tolist() for tp, offsets in out.items()} == {tp: [*range(30, 37), 41]}

@@ -311,7 +311,7 @@ def _batches(
     number = evidence.generation.number
     rows: list[dict[str, Any]] = evidence.recovered.to_pylist()
     rows += [{"partition": p, "position": since} for p, since in evidence.since.items()]
-    rows += rows_of_parts(evidence.out if number else {})
+    rows += rows_of_parts(evidence.out)
     if rows:
         out = out_rows(rows, number, into.lake.schema(tables.SILVER))
         owner.append(tables.SILVER, out, tables.BESIDE)

@@ -137,11 +137,12 @@ def parts_of_messages(
     generation: Generation,
     ranges: Mapping[TopicPartition, tuple[int, int | None]],
 ) -> Iterator[tuple[TopicPartition, Int64s]]:
-    """Yield, by topic-partition, offsets of parts of messages of earlier generations.
+    """Yield, by topic-partition, offsets of parts of messages of earlier generations; in a rebuild,
+    of whatever the generation has passed over.
 
     `ranges`: the offsets to look at (until None: no end).
     """
-    if not generation.number or not ranges:
+    if not ranges:
         return
     where = list[Sequence[Condition]]()
     for input_id in sorted({tp.input for tp in ranges}):
