@@ -17,6 +17,7 @@ from watersmeet.core.model import LateRecord, PartitionMerge, Record
 from watersmeet.core.recovery import (
     CloseTimeRange,
     JumpedError,
+    LeftBehind,
     NotToldError,
     Origin,
     SinkState,
@@ -43,6 +44,7 @@ from watersmeet.core.sequence import (
     RULES,
     SEQ,
     Tail,
+    clock_of,
 )
 from watersmeet.core.window import Window
 
@@ -426,26 +428,27 @@ def test_a_message_says_what_it_was_made_of_and_whose_it_is() -> None:
     assert (state.origins, state.life, state.corrected_in) == (ORIGINS, "0123abcd", "late ones")
 
 
-def test_messages_of_before_a_jump_are_read_back_by_nobody() -> None:
+def test_messages_and_records_of_before_a_jump_are_read_again_by_nobody() -> None:
     """A lake is refused that would have to, and no other."""
-    numbered = [
-        (said(time, key)._replace(seq=seq), headers)
-        for seq, (time, key, headers) in enumerate(
-            [
-                (199, "a", {}),
-                (200, "b", {}),
-                (300, "c", dict(recovery_headers(BEGIN, {}, [RULE], life_headers("1", jumped=0)))),
-            ]
-        )
-    ]
-    assert len(sink_state(reversed(numbered), TIMEOUT).read_back) == 2
-    told = dict(recovery_headers(BEGIN, {}, [RULE], life_headers("1", jumped=1)))
-    numbered[-1] = numbered[-1][0], told
-    with pytest.raises(JumpedError):
-        sink_state(reversed(numbered), TIMEOUT)
-    numbered[-1] = numbered[-1][0], {**told, JUMPED: b"one"}
-    with pytest.raises(ValueError, match="one"):
-        sink_state(reversed(numbered), TIMEOUT)
+    earlier: list[tuple[Tail, dict[str, bytes]]] = [(said(199, "a"), {}), (said(200, "b"), {})]
+    last = said(300, "c")
+
+    def state(closed_at: int, read_until: dict[str, int]) -> SinkState:
+        left = LeftBehind(closed_at, read_until)
+        told = dict(recovery_headers(BEGIN, {}, [RULE], life_headers("1", left=left)))
+        return sink_state([(last, told), *reversed(earlier)], TIMEOUT)
+
+    first, second = (clock_of(message.place) for message, _ in earlier)
+    so_far = state(first, BEGIN)
+    assert len(so_far.read_back) == 2
+    assert so_far.left == LeftBehind(first, BEGIN)
+    for left in (second, BEGIN), (first, {**BEGIN, "orders": BEGIN["orders"] + 1}):
+        with pytest.raises(JumpedError):
+            state(*left)
+    told = dict(recovery_headers(BEGIN, {}, [RULE]))
+    for text in (b"one", b"1", b"[1]", b'[1, {"orders": -1}]', b'["1", {}]', b"[1, []]"):
+        with pytest.raises(ValueError, match=JUMPED):
+            sink_state([(last, {**told, JUMPED: text})], TIMEOUT)
 
 
 def test_what_is_not_known_of_a_life_has_no_header() -> None:

@@ -24,6 +24,7 @@ from watersmeet.lake import tables
 pytestmark = [pytest.mark.long, pytest.mark.promise("B125"), pytest.mark.fault("lost", "topics")]
 
 ELSEWHERE = "publish to topics with other names"
+JUMPED_BEFORE = "the lake jumped shortly before it was lost"
 
 
 def lived(kafka: str, folder: Path, make: Callable[..., Life] = Life.make, **config: Any) -> Life:
@@ -158,9 +159,55 @@ def test_a_sink_with_messages_of_before_a_jump_that_must_be_read_back_is_refused
     life.run()
     assert len(life.messages()) == 2
     life.lose()
-    refused(life, "the lake jumped shortly before it was lost", f"{life.river.sink}[0]@0 would")
+    refused(life, JUMPED_BEFORE, f"the last messages of {life.river.sink}[0]")
     elsewhere(life)
     goes_on(life)
+
+
+@pytest.mark.fault("jumps")
+def test_a_sink_behind_which_records_of_before_a_jump_would_be_read_again_is_refused(
+    kafka: str, tmp_path: Path
+) -> None:
+    """A record that is out would take one with it that is not: it is no longer in order, since the
+    lake began behind what came before it."""
+    life = Life.make(kafka, tmp_path, kafka__start="latest")
+    life.both(("b", 10_000))
+    life.run()
+    life.both(("k", 9699), ("k", 9850), (None, 10_005))
+    life.run()
+    life.call("reset", "--to", "earliest", "--yes")
+    life.both(("k", 10_100), (None, 10_302))
+    life.run()
+    assert [message["key"] for message in life.messages()] == ["k", "b"]
+    life.lose()
+    refused(life, JUMPED_BEFORE, f"the last messages of {life.river.sink}[0]")
+    elsewhere(life)
+    life.run()
+    life.check()
+
+
+@pytest.mark.fault("jumps")
+@pytest.mark.parametrize("clock", [10_002, 10_302], ids=["correction", "message"])
+def test_what_is_out_of_before_a_jump_is_corrected_by_no_lost_lake(
+    kafka: str, tmp_path: Path, clock: int
+) -> None:
+    """Or merged, where only a correction has it; also before the sink has a message of after the
+    jump."""
+    life = CorrectedLife.begin(kafka, tmp_path, kafka__start="latest")
+    life.both(("b", 10_000))
+    life.run()
+    life.both(("k", 1000), (None, 2000), ("j", 1900))
+    life.run()
+    life.call("reset", "--to", "earliest", "--yes")
+    life.both((None, clock))
+    life.run()
+    assert len(life.messages()) == (1 if clock < 10_300 else 2)
+    assert len(life.corrections()) == 2
+    life.lose()
+    refused(life, JUMPED_BEFORE)
+    elsewhere(life)
+    life.run()
+    life.check()
 
 
 @pytest.mark.nightly

@@ -34,10 +34,11 @@ topics its generation was made, and where it began there (`FROM`), and a name of
 that the topic of its corrections repeats (`LIFE`). Where the topics are others, offsets mean other
 records, and a lake that goes on would publish twice or never.
 
-*No jump.* A jump goes on at other offsets than those that the messages before it lead to. What one
-of these holds is told by offsets, which the sink does not have, and not by its clock. So M says
-which message was the last one before the jump (`JUMPED`). A lake that would have to read it back is
-refused.
+*No jump.* A jump goes on at other offsets than those that the messages before it lead to, and a
+record has another position than before. What these messages, or corrections, hold is told by
+offsets, which the sink does not have, and not by their clocks. So M says when the last message
+before the jump was closed, and up to where the lake had read each source by then (`JUMPED`). A lake
+that would have to read that message back, or records before that, is refused.
 
 *One set of rules.* All that holds under one set of rules. M says by which rules everything from
 these offsets on was read and merged (`RULES`). A lake that is recovered must have these rules, and
@@ -71,7 +72,6 @@ from watersmeet.core.sequence import (
     Place,
     Tail,
     clock_of,
-    header_number,
 )
 from watersmeet.core.window import Window
 
@@ -97,7 +97,7 @@ class NotToldError(Exception):
 
 
 class JumpedError(Exception):
-    """A message that would have to be read back is of before a jump of the lake."""
+    """What would have to be read back, or read again, is of before a jump of the lake."""
 
 
 class Origin(NamedTuple):
@@ -106,6 +106,24 @@ class Origin(NamedTuple):
     topic_id: str
     """Kafka's id of the input's topic."""
     offset: int
+
+
+class LeftBehind(NamedTuple):
+    """What a lake has left behind in a partition by its jumps."""
+
+    closed_at: int
+    """The clock (ms) that closed the last message before the last jump; -1 without one."""
+    read_until: Mapping[str, int]
+    """By source, the exclusive end offset of what was read before a jump."""
+
+    def is_beyond(self, other: LeftBehind | None) -> bool:
+        """Return True if a later jump has left this behind than the other."""
+        closed_at, read_until = (-2, {}) if other is None else other
+        return self.closed_at > closed_at or self.has_read(read_until)
+
+    def has_read(self, begin: Mapping[str, int]) -> bool:
+        """Return True if some of what follows these offsets was read before a jump."""
+        return any(until > begin.get(source, 0) for source, until in self.read_until.items())
 
 
 class CloseTimeRange(NamedTuple):
@@ -146,6 +164,8 @@ class SinkState:
     """The life of the lake that published it; empty if it does not say."""
     corrected_in: str = ""
     """The topic that its corrections went to; empty if it does not say."""
+    left: LeftBehind | None = None
+    """What it had left behind by its jumps; None without any."""
     since: int | None = None
     """The tenant position (ms) before which a record is passed over, with tenants.
 
@@ -232,16 +252,14 @@ def encode_idle(decisions: Decisions) -> bytes:
 def life_headers(
     life: str,
     origins: Mapping[str, Origin] = MappingProxyType({}),
-    jumped: int | None = None,
+    left: LeftBehind | None = None,
     corrected_in: str = "",
 ) -> Headers:
-    """Return the headers that say whose a message is; what is not known (empty) has none.
-
-    `jumped`: the number of the last message before the lake's last jump.
-    """
+    """Return the headers that say whose a message is; what is not known (empty) has none."""
     by_source = {source: [*origin] for source, origin in origins.items()}
     facts = {FROM: orjson.dumps(by_source).decode() if origins else "", LIFE: life}
-    facts |= {JUMPED: "" if jumped is None else str(jumped), CORRECTED_IN: corrected_in}
+    facts |= {JUMPED: "" if left is None else orjson.dumps([*left]).decode()}
+    facts |= {CORRECTED_IN: corrected_in}
     return [(name, fact.encode()) for name, fact in facts.items() if fact]
 
 
@@ -321,6 +339,24 @@ def parse_origins(header: bytes | None) -> dict[str, Origin]:
     return {source: Origin(*origin) for source, origin in by_source.items()}
 
 
+def parse_left(headers: Mapping[str, bytes | None]) -> LeftBehind | None:
+    """Return what a message with these headers says of its lake's jumps.
+
+    Raise ValueError where the header is no such thing.
+    """
+    if JUMPED not in headers:
+        return None
+    try:
+        closed_at, read_until = header_json(headers[JUMPED])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{JUMPED} cannot be read: {error}") from None
+    if not (_is_integer(closed_at, -1) and isinstance(read_until, dict)):
+        raise ValueError(f"{JUMPED} is not what a message of Watersmeet says of jumps")
+    if not all(_is_integer(offset, 0) for offset in read_until.values()):
+        raise ValueError(f"{JUMPED} is not what a message of Watersmeet says of jumps")
+    return LeftBehind(closed_at, read_until)
+
+
 def parse_rules(header: bytes | None) -> frozenset[str]:
     """Return the fingerprints of rules in the header `watersmeet.rules`.
 
@@ -348,7 +384,8 @@ def sink_state(
     message.
 
     Raise ValueError where a header is not what it should be, NotToldError where the messages do not
-    say where to begin, and JumpedError where one of these is of before a jump.
+    say where to begin, and JumpedError where one of these, or what is read again, is of before a
+    jump.
     """
     begin: dict[str, int] = {}
     decisions: dict[str, tuple[IdleDecision, ...]] = {}
@@ -357,7 +394,7 @@ def sink_state(
     since: int | None = None
     origins: dict[str, Origin] = {}
     life = corrected_in = ""
-    jumped = -1
+    left: LeftBehind | None = None
     read_back = []
     longest_ms = window.longest_ms + (lag_ms or 0)
     for message, headers in messages:
@@ -372,12 +409,14 @@ def sink_state(
             rules = parse_rules(headers[RULES]) if RULES in headers else frozenset()
             origins = parse_origins(headers[FROM]) if FROM in headers else {}
             life, corrected_in = (text_of(headers, name) for name in (LIFE, CORRECTED_IN))
-            jumped = header_number(text_of(headers, JUMPED) or -1, -1)
+            left = parse_left(headers)
+            if left is not None and left.has_read(begin):
+                raise JumpedError
             since = read_again_from(clock_of(message.place), longest_ms)
         # A message holds nothing at or after the clock that closed it.
         if since is not None and clock_of(message.place) <= since:
             break
-        if message.seq <= jumped:
+        if left is not None and clock_of(message.place) <= left.closed_at:
             raise JumpedError
         read_back.append(message)
     return SinkState(
@@ -388,6 +427,7 @@ def sink_state(
         origins,
         life,
         corrected_in,
+        left,
         None if lag_ms is None else since,
     )
 

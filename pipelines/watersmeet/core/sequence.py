@@ -68,7 +68,8 @@ LIFE: Final = "watersmeet.life"
 """Header with the life of the lake that published the message. A lake that is taken up from its
 sink is of the same life."""
 JUMPED: Final = "watersmeet.jumped"
-"""Header with the number of the last message before the lake's last jump, where it has jumped."""
+"""Header with what the lake has left behind by its last jump, where it has jumped: when the last
+message before it was closed, and up to where the lake had read each source."""
 CORRECTED_IN: Final = "watersmeet.corrected_in"
 """Header with the name of the topic that the lake's corrections go to, where there are any."""
 FORGOTTEN: Final = "watersmeet.forgotten"

@@ -22,10 +22,18 @@ from confluent_kafka import Message
 
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.recovery import JumpedError, NotToldError, SinkState, sink_state, text_of
+from watersmeet.core.recovery import (
+    JumpedError,
+    NotToldError,
+    SinkState,
+    parse_left,
+    sink_state,
+    text_of,
+)
 from watersmeet.core.sequence import (
     CORRECTED,
     FORGOTTEN,
+    JUMPED,
     LIFE,
     MERGED,
     MIN_OFFSETS,
@@ -253,8 +261,8 @@ def has_own_corrections(reader: TableReader, settings: Settings, topic: str) -> 
 def _state_of(settings: Settings, sink: _Topic, partition: int) -> SinkState:
     """Return what the messages of a partition say.
 
-    Raises ConfigurationError if they do not say where a lost lake goes on, or if some that would
-    have to be read back are of before a jump, or retention has deleted them.
+    Raises ConfigurationError if they do not say where a lost lake goes on, if what would have to be
+    read back, or again, is of before a jump, or if retention has deleted some of it.
     """
     topic, merge = sink.name, settings.merge
     first, _ = sink.bounds[partition]
@@ -286,8 +294,9 @@ def _state_of(settings: Settings, sink: _Topic, partition: int) -> SinkState:
         ) from None
     except JumpedError:
         raise ConfigurationError(
-            f"the lake jumped shortly before it was lost: {topic}[{partition}]@{offset} would have "
-            "to be read back, and is of before the jump",
+            "the lake jumped shortly before it was lost: to go on after the last messages of "
+            f"{topic}[{partition}], records or messages of before the jump would have to be read "
+            "again",
             where="kafka.start",
             fix=_ELSEWHERE,
         ) from None
@@ -407,7 +416,20 @@ def _check_corrections(
                 where="publish.corrections.topic",
                 fix=_ELSEWHERE,
             )
-        life = _life_of(settings, corrections, p)
+        headers = _last_headers(settings, corrections, p)
+        life = text_of(headers, LIFE)
+        try:
+            left = parse_left(headers)
+        except ValueError:
+            last = corrections.last[p].offset() or 0
+            raise ForeignMessageError(corrections.name, p, last, JUMPED) from None
+        if left is not None and left.is_beyond(states[p].left):
+            raise ConfigurationError(
+                f"the lake jumped shortly before it was lost: {place} has corrections of after the "
+                f"jump, and {sink.name}[{p}] no message",
+                where="kafka.start",
+                fix=_ELSEWHERE,
+            )
         if life and lives and life not in lives:
             raise ConfigurationError(
                 f"the last message of {place} is of another life ({life}) than those of "
@@ -425,14 +447,14 @@ def _check_corrections(
             )
 
 
-def _life_of(settings: Settings, topic: _Topic, partition: int) -> str:
-    """Return the life that the last message of a partition is of; empty if it does not say."""
+def _last_headers(settings: Settings, topic: _Topic, partition: int) -> Mapping[str, bytes | None]:
+    """Return the headers of the last message of a partition that is no tombstone."""
     bounds = topic.bounds[partition]
     for message in read_backwards(settings.kafka, topic.name, partition, bounds):
         headers = dict(headers_of(message))
         if FORGOTTEN not in headers:
-            return text_of(headers, LIFE)
-    return ""
+            return headers
+    return {}
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -39,7 +39,7 @@ from watersmeet.lake.published import last_tails, topic_of
 from watersmeet.lake.table_reader import Condition, row_count
 from watersmeet.running.owner import Owner
 from watersmeet.running.publication_plan import LIMIT_BYTES, Limits, Pending, Range, Unpublished
-from watersmeet.running.recovery_headers import RecoveryHeaders
+from watersmeet.running.recovery_headers import RecoveryHeaders, left_behind
 from watersmeet.running.transaction_size import TransactionSize
 from watersmeet.settings import Settings
 
@@ -129,8 +129,12 @@ class LakeSequence:
         """
         if self.sequence is MERGED:
             return self._recovery_headers.of(backlog.ends)
-        its = life_headers(self._generations.newest.life)
-        return dict.fromkeys(backlog.ends, (its, its))
+        headers = dict[int, tuple[Headers, Headers]]()
+        for p in backlog.ends:
+            left = left_behind(self._generations, self.settings, p)
+            its = life_headers(self._generations.newest.life, left=left)
+            headers[p] = its, its
+        return headers
 
     def messages(
         self,

@@ -13,13 +13,14 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.recovery import (
     CloseTimeRange,
     HeaderDecisions,
+    LeftBehind,
     Origin,
     life_headers,
     min_offset,
     read_again_from,
     recovery_headers,
 )
-from watersmeet.core.sequence import CORRECTED, NO_RECOVERY, Headers
+from watersmeet.core.sequence import CORRECTED, NO_RECOVERY, Headers, clock_of
 from watersmeet.lake.decisions import first_decided, last_decisions, read_decisions
 from watersmeet.lake.epochs import Epochs
 from watersmeet.lake.fingerprints import Fingerprints, read_fingerprints
@@ -31,6 +32,19 @@ from watersmeet.lake.table_reader import Condition, TableReader, between
 from watersmeet.settings import Settings
 
 log = logging.getLogger("watersmeet.gold")
+
+
+def left_behind(generations: Generations, settings: Settings, partition: int) -> LeftBehind | None:
+    """Return what a lake has left behind in a partition by its jumps; None without any."""
+    newest = generations.newest
+    if newest.kind != "reset":
+        return None
+    read_until = {
+        name: max(each.reached.get(TopicPartition(i, partition), 0) for each in generations)
+        for i, name in settings.input_names.items()
+    }
+    tail = newest.tails.get(partition)
+    return LeftBehind(-1 if tail is None else clock_of(tail.place), read_until)
 
 
 @dataclass(frozen=True)
@@ -100,9 +114,8 @@ class RecoveryHeaders:
             for tp, offset in generation.begin.items()
             if tp.partition == partition and tp.input.topic in self._topic_ids
         }
-        before = generation.tails.get(partition) if generation.kind == "reset" else None
-        jumped = None if before is None else before.seq
-        return life_headers(generation.life, origins, jumped, self._corrected_in)
+        left = left_behind(self.generations, self.settings, partition)
+        return life_headers(generation.life, origins, left, self._corrected_in)
 
     @cached_property
     def _topic_ids(self) -> Mapping[str, str]:
