@@ -238,6 +238,17 @@ def test_of_many_rows_about_as_many_of_the_first_are_looked_at_as_are_asked_for(
     ]
 
 
+@pytest.mark.parametrize("far", [10**6, 10**12])
+def test_rows_far_behind_the_others_do_not_bring_all_of_them_in(far: int) -> None:
+    rows = [finished(p, 1000 + 7 * n, f"{n}") for p in range(3) for n in range(400)]
+    rows += [finished(0, far, "far"), *(finished(1, far + n, f"{n}") for n in range(0, 900, 300))]
+    first = Unpublished(answering(silver=rows), MERGED, {}, 3).first(100)
+    assert first is not None
+    assert 20 < first.pending(Limits(10**6, 10**6)).records <= 200
+    together = [finished(0, 1000, f"{n}") for n in range(400)]
+    assert Unpublished(answering(silver=together), MERGED, {}, 1).first(100) is None, "of one time"
+
+
 def test_what_sorts_after_the_tail_is_pending() -> None:
     rows = [
         *(finished(0, time, key) for time, key in ((1, "z"), (5, "a"), (5, "b"), (7, "a"))),

@@ -115,8 +115,16 @@ class Unpublished:
     def first(self, records: int) -> Unpublished | None:
         """Return about so many of the first rows; None if there are no more than that.
 
-        What is read of them takes as much memory however many rows there are.
+        What is read of them takes as much memory however many rows there are, unless more are of
+        one time: rows far behind the others only make it narrow them down once more.
         """
+        first = self._narrowed(records)
+        while first is not None and (narrower := first._narrowed(records, 2 * records)) is not None:
+            first = narrower
+        return first
+
+    def _narrowed(self, records: int, most: int = 0) -> Unpublished | None:
+        # As many of the first rows as are asked for, if their times are spread evenly.
         bounds = {p: (since + 1, until) for p, (since, until) in self._bounds.items()}
         clock = self.sequence.clock
         values: Aggregates = {
@@ -127,7 +135,7 @@ class Unpublished:
         where = [[*self._finished, *term] for term in between(clock, bounds)]
         spans = self.reader.summary(self.sequence.table, ["partition"], values, where).to_pylist()
         total = sum(span["rows"] for span in spans)
-        if total <= records:
+        if total <= max(records, most) or all(span["first"] == span["last"] for span in spans):
             return None
         clocks = {p: since for p, (since, _) in self._bounds.items()}
         for span in spans:
