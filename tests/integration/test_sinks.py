@@ -122,6 +122,29 @@ def test_nothing_is_published_anew_where_the_sink_moved_and_retention_has_emptie
     assert numbers_in(kafka, life.river.sink) == [2, 3]
 
 
+def test_no_dead_letter_is_sent_anew_where_its_topic_moved_and_retention_has_emptied_it(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = Life.make(kafka, tmp_path)
+    topic = f"{life.river.config['name']}-late"
+    life.configure("publish.late_topic", topic)
+    life.both((None, 1000))
+    life.send("tracking", ("a", 0), ("b", 0))
+    life.run()
+    assert [message.key() for message in messages_in(kafka, topic)] == [None, None]
+    move(life.river)
+    moved(kafka, topic)
+    delete_records(kafka, topic, 0, 2)
+    life.run()
+    assert messages_in(kafka, topic) == []
+    life.both((None, 3000))
+    life.send("tracking", ("c", 2000))
+    for _ in range(2):
+        life.run()
+        [message] = messages_in(kafka, topic)
+        assert json.loads(message.value() or b"")["k"] == "c"
+
+
 def test_without_transactions_nothing_is_published_anew_where_the_sink_moved(
     kafka: str, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -194,8 +194,22 @@ class DeadLetters:
         bounds = self._publisher.settled_bounds(self.partitions)
         last = read_tails(self.settings.kafka, self.topic, self.partitions, bounds, self._is_own)
         progress = {p: self._parse_progress(message, noted) for p, message in last.items()}
+        emptied = {p for p, (first, _) in bounds.items() if first} - last.keys() - noted.keys()
+        progress |= self._noted_before_a_move(emptied)
         self._note(progress, noted)
         return noted | progress
+
+    def _noted_before_a_move(self, emptied: Collection[int]) -> dict[int, dict[InputId, int]]:
+        """Return how far former topics of this name were, in partitions whose messages retention
+        has deleted: a cluster that was copied has another topic there.
+        """
+        former = dict[int, dict[InputId, int]]()
+        if emptied:
+            for _, tp, offset in letter_ends(self._engine.reader, [("topic", "=", self.topic)]):
+                if tp.partition in emptied:
+                    its = former.setdefault(tp.partition, {})
+                    its[tp.input] = max(offset, its.get(tp.input, 0))
+        return former
 
     def _is_own(self, message: Message) -> bool:
         return text_of(dict(headers_of(message)), LIFE) in ("", self._life)
