@@ -20,7 +20,7 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Append
-from watersmeet.lake.inputs import topic_partition
+from watersmeet.lake.inputs import place_of, topic_partition
 from watersmeet.lake.journal import RULES, Decision, decide, read_journal
 from watersmeet.lake.table_reader import TableReader, row_count
 from watersmeet.settings import Settings
@@ -193,10 +193,7 @@ def epoch_body(
     read_since: Mapping[TopicPartition, int] | None = None,
 ) -> dict[str, Any]:
     """Return what the journal says of an epoch with the settings' rules (see `Epoch`)."""
-    since = [
-        {**tp.input._asdict(), "partition": tp.partition, "offset": offset}
-        for tp, offset in (read_since or {}).items()
-    ]
+    since = [{**place_of(tp), "offset": offset} for tp, offset in (read_since or {}).items()]
     return {
         "epoch": number,
         "from_batch": from_batch,

@@ -15,7 +15,7 @@ from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import CORRECTED, MERGED, Place, Sequence, Tail
 from watersmeet.lake.commits import Append
-from watersmeet.lake.inputs import topic_partition
+from watersmeet.lake.inputs import place_of, topic_partition
 from watersmeet.lake.journal import BEGIN, Decision, decide, read_journal
 from watersmeet.lake.table_reader import Condition, TableReader
 from watersmeet.settings import Settings
@@ -168,20 +168,14 @@ def generation_body(generation: Generation) -> dict[str, Any]:
         "life": generation.life,
         "starts": [
             {
-                **tp.input._asdict(),
-                "partition": tp.partition,
+                **place_of(tp),
                 "start_offset": offset,
                 **(generation.in_kafka[tp]._asdict() if tp in generation.in_kafka else {}),
             }
             for tp, offset in generation.begin.items()
         ],
         "jumps": [
-            {
-                **tp.input._asdict(),
-                "partition": tp.partition,
-                "from_offset": offset,
-                "to_offset": generation.begin[tp],
-            }
+            {**place_of(tp), "from_offset": offset, "to_offset": generation.begin[tp]}
             for tp, offset in generation.reached.items()
         ],
         "tails": _tail_bodies(MERGED, generation.tails),

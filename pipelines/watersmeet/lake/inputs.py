@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.lake import tables
-from watersmeet.lake.table_reader import Condition, TableReader, Where, by_partition, in_portions
+from watersmeet.lake.table_reader import Condition, TableReader, Where, extremes, in_portions
+
+_T = TypeVar("_T")
 
 
 def topic_partition(row: Mapping[str, Any]) -> TopicPartition:
     """Return the topic-partition that a row is about."""
     return TopicPartition(InputId(row["source"], row["topic"]), row["partition"])
+
+
+def place_of(tp: TopicPartition) -> dict[str, Any]:
+    """Return the columns of a row that say which topic-partition it is about."""
+    return {**tp.input._asdict(), "partition": tp.partition}
+
+
+def by_input(values: Mapping[TopicPartition, _T]) -> Iterator[tuple[InputId, dict[int, _T]]]:
+    """Yield each input of these topic-partitions, in order, with its values by partition."""
+    for input_id in sorted({tp.input for tp in values}):
+        yield input_id, {tp.partition: each for tp, each in values.items() if tp.input == input_id}
 
 
 def of_input(input_id: InputId, where: Where = ()) -> Where:
@@ -66,11 +79,6 @@ def first_offsets(
             ]
             for p, bound in portion
         ]
-        firsts = reader.summary(
-            tables.bronze(input_id.source),
-            ["partition"],
-            {"first": ("min", "offset")},
-            of_topic(input_id, beyond),
-        )
-        first |= by_partition(firsts, "first")
+        table = tables.bronze(input_id.source)
+        first |= extremes(reader, table, "offset", of_topic(input_id, beyond), "min")
     return first

@@ -17,7 +17,7 @@ import orjson
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Append, Commit, suppress_conflict
-from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.table_reader import TableReader, extreme
 from watersmeet.lake.tables import JOURNAL, Table
 
 IDENTITY: Final = "identity"
@@ -69,14 +69,12 @@ def read_journal(reader: TableReader) -> list[Decision]:
 
 def next_seq(reader: TableReader) -> int:
     """Return the number of the next decision."""
-    last = reader.summary(JOURNAL, [], {"seq": ("max", "seq")})["seq"][0].as_py()
-    return (last or 0) + 1
+    return (extreme(reader, JOURNAL, "seq") or 0) + 1
 
 
 def largest_token(reader: TableReader) -> int:
     """Return the largest token of an owner; 0 before the first."""
-    last = reader.summary(JOURNAL, [], {"token": ("max", "token")})["token"][0].as_py()
-    return last or 0
+    return extreme(reader, JOURNAL, "token") or 0
 
 
 def later_layers(reader: TableReader, token: int) -> set[str]:

@@ -34,7 +34,7 @@ from watersmeet.lake.table_reader import (
     MAX_TERMS,
     TableReader,
     Where,
-    by_partition,
+    extremes,
     sizes_of,
     within,
 )
@@ -79,8 +79,7 @@ def row_ends(reader: TableReader, input_id: InputId, since: Mapping[int, int]) -
     others = [[("partition", "not in", sorted(since))]] if since else [[]]
     ranges = within({p: (offset, None) for p, offset in since.items()}) if since else []
     where = of_topic(input_id, [*ranges, *others])
-    lasts = reader.summary(table, ["partition"], {"last": ("max", "offset")}, where)
-    return {p: offset + 1 for p, offset in by_partition(lasts, "last").items()}
+    return {p: offset + 1 for p, offset in extremes(reader, table, "offset", where).items()}
 
 
 def newest(reader: TableReader, input_id: InputId, ends: Ends, columns: Sequence[str]) -> pa.Table:

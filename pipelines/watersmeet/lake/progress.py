@@ -13,7 +13,7 @@ from watersmeet.core.silver import BATCH
 from watersmeet.lake import tables
 from watersmeet.lake.commits import commit_of
 from watersmeet.lake.inputs import topic_partition
-from watersmeet.lake.table_reader import Histories, TableReader, walk
+from watersmeet.lake.table_reader import Histories, TableReader, extreme, walk
 from watersmeet.lake.tables import Table
 
 
@@ -41,7 +41,7 @@ def batch_rows(plan: BatchPlan, committed_at_ms: int) -> pa.Table:
 
 def last_batch(reader: TableReader) -> BatchPlan | None:
     """Return silver's last batch, without the positions before it; None before the first."""
-    last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
+    last = extreme(reader, tables.PROGRESS, "batch")
     return None if last is None else read_batches(reader, [last])[last]
 
 

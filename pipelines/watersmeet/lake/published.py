@@ -19,7 +19,8 @@ from watersmeet.lake.table_reader import (
     Aggregates,
     Condition,
     TableReader,
-    by_partition,
+    extreme,
+    extremes,
 )
 from watersmeet.settings import Settings
 
@@ -92,10 +93,7 @@ def last_sink(
 
 def last_noted_ms(reader: TableReader) -> int:
     """Return the largest time (epoch ms) that a row of `published` has; 0 where there is none."""
-    return (
-        reader.summary(tables.PUBLISHED, [], {"last": ("max", "committed_at")})["last"][0].as_py()
-        or 0
-    )
+    return extreme(reader, tables.PUBLISHED, "committed_at") or 0
 
 
 def last_tails(
@@ -115,10 +113,7 @@ def last_tails(
     if sink is None:
         return {}
     of_sink: list[Condition] = [*is_about(sink), is_of(sequence), *conditions]
-    latest = reader.summary(
-        tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [of_sink]
-    )
-    last = by_partition(latest, "seq")
+    last = extremes(reader, tables.PUBLISHED, "last_seq", [of_sink])
     if not last:
         return {}
     seqs: Condition = ("last_seq", "in", sorted(set(last.values())))

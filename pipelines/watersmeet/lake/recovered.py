@@ -24,13 +24,14 @@ from watersmeet.core.silver import OUT, in_silver
 from watersmeet.lake import tables
 from watersmeet.lake.chunks import records_at, sizes_at
 from watersmeet.lake.generations import Generation
-from watersmeet.lake.inputs import of_input, of_topic, topic_partition
+from watersmeet.lake.inputs import by_input, of_input, of_topic, place_of, topic_partition
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
     Where,
     between,
     by_partition,
+    extremes,
     row_count,
     within,
 )
@@ -63,8 +64,8 @@ def read_back_until(reader: TableReader, generation: Generation, longest_ms: int
     """
     if not has_messages(reader, generation):
         return {}
-    last = reader.summary(tables.SILVER, ["partition"], {"last": ("max", "event_time")}, MESSAGES)
-    return {p: time + longest_ms for p, time in by_partition(last, "last").items()}
+    last = extremes(reader, tables.SILVER, "event_time", MESSAGES)
+    return {p: time + longest_ms for p, time in last.items()}
 
 
 def read_since(reader: TableReader, generation: Generation) -> dict[int, int]:
@@ -113,12 +114,7 @@ def rows_of_parts(part_offsets: Mapping[TopicPartition, Int64s]) -> list[dict[st
     in order.
     """
     return [
-        {
-            **tp.input._asdict(),
-            "partition": tp.partition,
-            "from_offset": since,
-            "until_offset": until,
-        }
+        {**place_of(tp), "from_offset": since, "until_offset": until}
         for tp, offsets in part_offsets.items()
         for since, until in as_ranges(offsets)
     ]
@@ -145,10 +141,8 @@ def parts_of_messages(
     if not ranges:
         return
     where = list[Sequence[Condition]]()
-    for input_id in sorted({tp.input for tp in ranges}):
-        own = {
-            tp.partition: (at + 1, None) for tp, (at, _) in ranges.items() if tp.input == input_id
-        }
+    for input_id, its in by_input(ranges):
+        own = {p: (at + 1, None) for p, (at, _) in its.items()}
         behind = of_input(input_id, between("until_offset", own))
         where += [[_OUT, ("generation", "=", generation.number), *term] for term in behind]
     names = ["source", "topic", "partition", "from_offset", "until_offset"]
@@ -171,8 +165,7 @@ def _offsets_of_copies(
     Since the redrive, its rules of reading have changed, or the lake was lost. A record that only
     says that it was redriven is another record, and no copy.
     """
-    for input_id in sorted({tp.input for tp in ranges}):
-        input_ranges = {tp.partition: span for tp, span in ranges.items() if tp.input == input_id}
+    for input_id, input_ranges in by_input(ranges):
         redriven: Where = [
             [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(input_ranges)
         ]
@@ -203,16 +196,15 @@ def copies_of_deleted(
     says_so: Where = [[("status", "=", "passed"), ("generation", "=", generation.number)]]
     claims: Where = [[(REDRIVEN_FROM.name, "is not null", None)]]
     columns = ["partition", "offset", REDRIVEN_FROM.name]
-    for input_id in sorted({tp.input for tp in floors}):
+    for input_id, its in by_input(floors):
         rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, claims))
         if not rows.num_rows:
             continue
         passed = reader.select(tables.SILVER, columns[:2], of_input(input_id, says_so))
         places = set(row_values(passed, *columns[:2]))
         for p, offset, original in row_values(rows, *columns):
-            tp = TopicPartition(input_id, p)
-            if (p, offset) in places and original < floors.get(tp, 0):
-                yield tp, np.array([offset], np.int64)
+            if (p, offset) in places and original < its.get(p, 0):
+                yield TopicPartition(input_id, p), np.array([offset], np.int64)
 
 
 class _Claim(NamedTuple):

@@ -23,10 +23,17 @@ from watersmeet.lake.decisions import Decided, read_decisions
 from watersmeet.lake.epochs import Epoch, Epochs
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.history import History
-from watersmeet.lake.inputs import first_offsets, of_input, of_topic
+from watersmeet.lake.inputs import by_input, first_offsets, of_input, of_topic, place_of
 from watersmeet.lake.progress import read_batches
 from watersmeet.lake.recovered import read_since
-from watersmeet.lake.table_reader import Condition, TableReader, Where, between, in_portions
+from watersmeet.lake.table_reader import (
+    Condition,
+    TableReader,
+    Where,
+    between,
+    extreme,
+    in_portions,
+)
 
 _Times: TypeAlias = dict[tuple[TopicPartition, "str | None"], int]
 """The largest time (ms) of each tenant by topic-partition."""
@@ -35,7 +42,7 @@ _Times: TypeAlias = dict[tuple[TopicPartition, "str | None"], int]
 def next_state(reader: TableReader, history: History) -> State:
     """Return the state that the next batch of the newest generation starts from."""
     generation = history.newest
-    last = reader.summary(tables.PROGRESS, [], {"last": ("max", "batch")})["last"][0].as_py()
+    last = extreme(reader, tables.PROGRESS, "batch")
     batch = max(generation.from_batch - 1, -1 if last is None else last)
     state = _entered(_replayed_to(reader, history, generation, batch), history.epochs.current)
     return with_decisions(reader, generation, state)
@@ -128,13 +135,9 @@ def _decisions(
             made.append([("batch", "is null", None)])
     where: Where = [
         [*term, *condition]
-        for input_id in sorted({tp.input for tp in begins})
+        for input_id, its in by_input(begins)
         for term in of_input(
-            input_id,
-            between(
-                "after_offset",
-                {tp.partition: (at - 1, None) for tp, at in begins.items() if tp.input == input_id},
-            ),
+            input_id, between("after_offset", {p: (at - 1, None) for p, at in its.items()})
         )
         for condition in made
     ]
@@ -176,8 +179,7 @@ def _replayed(reader: TableReader, generation: Generation, state: State, plan: B
             reached.setdefault(tp, time)
     rows = [
         {
-            **tp.input._asdict(),
-            "partition": tp.partition,
+            **place_of(tp),
             "tenant": tenant,
             "own": own.get((tp, tenant), NULL_TIME),
             "at_cut": at_cut.get((tp, tenant), NULL_TIME),
@@ -197,14 +199,15 @@ def _ends_of_cuts(
     batch. Where none has, a decision ends the cut, which may stand after the last record.
     """
     untils = dict[TopicPartition, int]()
-    for input_id in sorted({tp.input for tp in since}):
-        own = {tp.partition: tp for tp in since if tp.input == input_id}
-        clocks = {p: plan.clocks[p] for p in own}
-        # The first record that waits is in the cut, if none before it has reached the clock.
-        behind = {p: plan.ranges[tp].until_offset + 1 for p, tp in own.items()}
-        begins = {p: since[tp] for p, tp in own.items()}
-        first = first_offsets(reader, input_id, "event_time", clocks, begins, behind)
-        untils |= {tp: first.get(p, behind[p] - 1) + 1 for p, tp in own.items()}
+    # The first record that waits is in the cut, if none before it has reached the clock.
+    behind = {tp: plan.ranges[tp].until_offset + 1 for tp in since}
+    for input_id, its_behind in by_input(behind):
+        begins = {p: since[TopicPartition(input_id, p)] for p in its_behind}
+        clocks = {p: plan.clocks[p] for p in its_behind}
+        first = first_offsets(reader, input_id, "event_time", clocks, begins, its_behind)
+        untils |= {
+            TopicPartition(input_id, p): first.get(p, at - 1) + 1 for p, at in its_behind.items()
+        }
     return untils
 
 
@@ -216,15 +219,15 @@ def _largest(
     """Yield the largest event time (ms) of each tenant in ranges of offsets, of those beyond the
     time `oldest` of their topic-partition.
     """
-    for input_id in sorted({tp.input for tp in ranges}):
+    for input_id, its in by_input(ranges):
         own = [
             [
-                ("partition", "=", tp.partition),
+                ("partition", "=", p),
                 *(("offset", ">=", since), ("offset", "<", until)),
-                ("event_time", ">", oldest[tp]),
+                ("event_time", ">", oldest[TopicPartition(input_id, p)]),
             ]
-            for tp, (since, until) in ranges.items()
-            if tp.input == input_id and since < until
+            for p, (since, until) in its.items()
+            if since < until
         ]
         for where in in_portions(own):
             rows = reader.summary(

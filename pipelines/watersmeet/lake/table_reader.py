@@ -434,6 +434,24 @@ def in_portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
     )
 
 
+def extreme(
+    reader: TableReader, table: str, column: str, where: Where = (), kind: str = "max"
+) -> Any:
+    """Return the largest value of a column in some rows (or the smallest: `min`); None where there
+    is none.
+    """
+    return reader.summary(table, [], {"value": (kind, column)}, where)["value"][0].as_py()
+
+
+def extremes(
+    reader: TableReader, table: str, column: str, where: Where = (), kind: str = "max"
+) -> dict[int, Any]:
+    """Return what `extreme` does by partition, of those that have such rows."""
+    return by_partition(
+        reader.summary(table, ["partition"], {"value": (kind, column)}, where), "value"
+    )
+
+
 def by_partition(rows: pa.Table, column: str) -> dict[int, Any]:
     """Return the values of a column by partition; there is a row for each partition."""
     return dict(row_values(rows, "partition", column))

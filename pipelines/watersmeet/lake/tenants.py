@@ -12,7 +12,7 @@ from watersmeet.core.columns import NULL_TIME, int64s
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.state import State
 from watersmeet.lake import tables
-from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.inputs import by_input, of_topic
 from watersmeet.lake.table_reader import TableReader, in_portions
 
 
@@ -68,11 +68,9 @@ def tenants_of(
     first_tenants: dict[TopicPartition, tuple[int, str | None]] = {}
     by = ["partition", "tenant"]
     first_of = {"first": ("min", "offset")}
-    for input_id in sorted({tp.input for tp in heads}):
-        input_heads = [(tp.partition, head) for tp, head in heads.items() if tp.input == input_id]
+    for input_id, its in by_input(heads):
         at_head = of_topic(
-            input_id,
-            [[("partition", "=", p), ("event_time", "=", head)] for p, head in input_heads],
+            input_id, [[("partition", "=", p), ("event_time", "=", at)] for p, at in its.items()]
         )
         table = tables.bronze(input_id.source)
         for where in in_portions(at_head):

@@ -49,7 +49,7 @@ from watersmeet.lake.journal import BASE, ERASED
 from watersmeet.lake.lease import FORGET
 from watersmeet.lake.published import last_tails_in, topic_of
 from watersmeet.lake.schemas import avro_schemas
-from watersmeet.lake.table_reader import Condition, TableReader, row_count
+from watersmeet.lake.table_reader import Condition, TableReader, extreme, row_count
 from watersmeet.lake.tables import DELETING
 from watersmeet.lake.unpublished import with_message
 from watersmeet.monitoring.observability import Reporter
@@ -335,8 +335,7 @@ class Forgetting:
         """
         if self.is_there or not self.reader.exists(tables.ERASED):
             return None
-        last = self.reader.summary(tables.ERASED, [], {"last": ("max", "erased_at")})["last"][0]
-        at: int | None = last.as_py()
+        at: int | None = extreme(self.reader, tables.ERASED, "erased_at")
         return at
 
     def _published(self, sequence: sequences.Sequence, topic: str) -> int:

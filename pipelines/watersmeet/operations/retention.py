@@ -61,7 +61,8 @@ from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
     Where,
-    by_partition,
+    extreme,
+    extremes,
     in_portions,
     row_count,
 )
@@ -156,12 +157,9 @@ def _places_kafka_lacks(
     terms = list[Sequence[Condition]]()
     kept: list[Sequence[Condition]] = [[("source", "is null", None)]]
     for input_id in settings.inputs:
-        places = reader.summary(
-            tables.ERASED, ["partition"], {"first": ("min", "offset")}, of_input(input_id)
-        )
-        partitions = places["partition"].to_pylist()
-        bounds = cluster.bounds_of(input_id.topic, partitions) if partitions else {}
-        for p, first in zip(partitions, places["first"].to_pylist(), strict=True):
+        places = extremes(reader, tables.ERASED, "offset", of_input(input_id), "min")
+        bounds = cluster.bounds_of(input_id.topic, [*places]) if places else {}
+        for p, first in places.items():
             begin, _ = bounds[p]
             if first < begin:
                 terms += of_input(input_id, [[("partition", "=", p), ("offset", "<", begin)]])
@@ -171,11 +169,8 @@ def _places_kafka_lacks(
 
 def _last_erased(reader: TableReader, kept: Where) -> int:
     """Return the time (epoch ms) of the last rows of `erased` that stay; 0 without any."""
-    last = {"last": ("max", "erased_at")}
-    of_portions = [
-        reader.summary(tables.ERASED, [], last, portion)["last"][0].as_py()
-        for portion in in_portions(list(kept))
-    ]
+    portions = in_portions(list(kept))
+    of_portions = [extreme(reader, tables.ERASED, "erased_at", portion) for portion in portions]
     return max((time for time in of_portions if time is not None), default=0)
 
 
@@ -352,10 +347,8 @@ class _Old:
         to be published.
         """
         beyond = may_be_beyond(CORRECTED, last_tails(self.reader, CORRECTED), self.last.clocks)
-        values = {"first": ("min", "last_event_time")}
         where = [[*with_message(CORRECTED), *term] for term in beyond]
-        rows = self.reader.summary(tables.CORRECTIONS, ["partition"], values, where)
-        return by_partition(rows, "first")
+        return extremes(self.reader, tables.CORRECTIONS, "last_event_time", where, "min")
 
     def _needed_to_correct(self, name: str) -> dict[int, int]:
         """Return, by partition, the time (ms) from which rows may be needed for corrections that
@@ -389,8 +382,7 @@ class _Old:
         where = unsent(self.reader, self.settings, view, self.last.clocks)
         if where is None:
             return {}
-        rows = self.reader.summary(view, ["partition"], {"first": ("min", column)}, where)
-        return by_partition(rows, "first")
+        return extremes(self.reader, view, column, where, "min")
 
     def _bases_before(self, limits: Mapping[int, int]) -> dict[int, Base]:
         """Return, by partition, the base up to which bronze may go: the last one at which every
@@ -446,8 +438,7 @@ def _redriven(
     Without one of them, its refused record could be redriven again.
     """
     where = of_input(input_id, [[NOT_FORGOTTEN]])
-    firsts = reader.summary(tables.QUARANTINE, ["partition"], {"first": ("min", "offset")}, where)
-    first = by_partition(firsts, "first")
+    first = extremes(reader, tables.QUARANTINE, "offset", where, "min")
     ranges = {p: (at + 1, ends[p]) for p, at in first.items() if p in ends}
     needed: dict[int, list[int]] = {}
     for p, at, _ in redriven_in_bronze(reader, Refused(reader, input_id), ranges):
