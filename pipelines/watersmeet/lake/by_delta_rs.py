@@ -6,7 +6,6 @@ type: only then does DataFusion skip files by their statistics.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import threading
@@ -14,6 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import repeat
+from operator import and_, or_
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,19 +25,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from watersmeet.core.columns import times_ms
 from watersmeet.core.types import TIME
-from watersmeet.errors import WatersmeetError
 from watersmeet.lake.checksums import damaged_file, is_intact
 from watersmeet.lake.conditions import Dialect, sql_of, sql_of_rows, sql_of_view
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, has_store, local_path, scheme_of
-from watersmeet.lake.log_files import (
-    LOG,
-    damaged,
-    entry_name,
-    entry_of,
-    names_in,
-    version_of_entry,
-)
+from watersmeet.lake.log_files import LOG, damaged, entry_name, entry_of
 from watersmeet.lake.table_errors import behind, names_tables
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
@@ -54,7 +46,7 @@ from watersmeet.lake.table_reader import (
     plain_type,
     restored_to,
 )
-from watersmeet.lake.views import DerivedView, View, with_reads
+from watersmeet.lake.views import with_reads
 
 
 @names_tables
@@ -66,7 +58,7 @@ class DeltaRsReader(TableReader):
     """
 
     def __init__(self, lake: Lake) -> None:
-        self._lake = lake
+        self.lake = lake
         self._files: dict[str, Files] = {}
         self._thread_tables = threading.local()
         self._kept: dict[str, DeltaTable] = {}
@@ -76,16 +68,6 @@ class DeltaRsReader(TableReader):
         """
         self._looked_at: dict[str, _LookedAt] = {}
         """By table, the version whose files were compared last."""
-
-    @property
-    def views(self) -> Mapping[str, View]:
-        """See `TableReader`."""
-        return self._lake.views
-
-    @property
-    def derived(self) -> Mapping[str, DerivedView]:
-        """See `TableReader`."""
-        return self._lake.derived
 
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
@@ -169,9 +151,9 @@ class DeltaRsReader(TableReader):
         for _ in self._looks(table):
             commits = self.opened(table).history(limit)
             if not commits:
-                last = self.opened(table).version()
-                if not (self._is_stored(table) and self._is_whole(table, last)):
-                    raise self._damaged(table, last)
+                if not self._is_stored(table):
+                    log = Path(self.path(table), LOG)
+                    raise damaged(entry_of(log, self.opened(table).version()), "is empty or torn")
                 continue
             # delta-rs numbers downwards from the version that it knows, but also lists commits that
             # came since, and may not list the last one: the numbers are right once both ends agree.
@@ -299,7 +281,7 @@ class DeltaRsReader(TableReader):
 
     def path(self, table: str) -> str:
         """Return the path or URI of a table."""
-        return local_path(self._lake.address(table))
+        return local_path(self.lake.address(table))
 
     def uri(self, table: str) -> str:
         """Return the URI of a table: delta-rs would mistake a path with a `%` for a URI."""
@@ -308,7 +290,7 @@ class DeltaRsReader(TableReader):
 
     def storage(self, table: str) -> dict[str, str]:
         """Return the options with which a table is opened."""
-        return dict(self._lake.owning_lake(table).storage)
+        return dict(self.lake.owning_lake(table).storage)
 
     def opened(self, table: str) -> DeltaTable:
         """Return the table at its last commit. Each thread has an instance of its own."""
@@ -351,7 +333,7 @@ class DeltaRsReader(TableReader):
 
         A borrowed table may need other options than this lake's tables.
         """
-        owning_lake = self._lake.owning_lake(table)
+        owning_lake = self.lake.owning_lake(table)
         return self._files.setdefault(owning_lake.location, Files(owning_lake.storage))
 
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
@@ -360,15 +342,7 @@ class DeltaRsReader(TableReader):
         except TableNotFoundError:
             if self._has_entry(table, 0):
                 raise behind(table) from None
-            raise NoTableError(table, self._lake.owning_lake(table).location) from None
-        except DeltaError:
-            if (
-                version is None
-                and (last := self._last_commit(table)) is not None
-                and not self._is_whole(table, last)
-            ):
-                raise self._damaged(table, last) from None
-            raise
+            raise NoTableError(table, self.lake.owning_lake(table).location) from None
 
     def delete_files(self, table: str, names: Sequence[str]) -> None:
         """Delete files of a table, by their names below its folder.
@@ -407,24 +381,6 @@ class DeltaRsReader(TableReader):
         except (DeltaError, NoTableError):
             raise VersionGoneError(table, version) from None
 
-    def _last_commit(self, table: str) -> int | None:
-        """Return the number of the last commit file of a lake that is a folder; None elsewhere."""
-        found = map(version_of_entry, names_in(Path(self.path(table), LOG)))
-        return max((version for version in found if version is not None), default=None)
-
-    def _is_whole(self, table: str, version: int) -> bool:
-        """Return True where a commit file is not empty and each of its lines is JSON."""
-        entry = f"{self.path(table)}/{LOG}/{entry_name(version)}"
-        text = self.files_of(table).read_text(entry)
-        try:
-            return bool([json.loads(line) for line in (text or "").splitlines()])
-        except ValueError:
-            return False
-
-    def _damaged(self, table: str, version: int) -> WatersmeetError:
-        log = Path(self.path(table), LOG)
-        return damaged(entry_of(log, version), "is empty or torn")
-
     def _lacks_files(self, table: str, delta_table: DeltaTable) -> bool:
         files = self.files_of(table)
         path = self.path(table)
@@ -451,42 +407,35 @@ def _may_meet(files: pa.Table, where: Where) -> pa.Table:
 
     Of these, only those count that compare numbers, times, or the column that partitions a table.
     """
-    masks = [
-        reduce(pc.and_, [_may_meet_one(files, *condition) for condition in term], _all(files))
+    terms = [
+        reduce(and_, (_may_meet_one(files.schema, *each) for each in term), pc.scalar(True))
         for term in where
     ]
-    return files.filter(reduce(pc.or_, masks)) if masks else files
+    return files.filter(reduce(or_, terms)) if terms else files
 
 
-def _may_meet_one(files: pa.Table, column: str, operator: str, value: Any) -> pa.Array:
+def _may_meet_one(files: pa.Schema, column: str, operator: str, value: Any) -> pc.Expression:
     values = [*value] if operator == "in" else [value]
-    if operator not in _BOUNDED:
-        return _all(files)
-    if (name := f"partition.{column}") in files.column_names:
-        is_text = operator in ("=", "in") and pa.types.is_string(plain_type(files[name].type))
-        return pc.is_in(files[name], pa.array(values, files[name].type)) if is_text else _all(files)
-    if f"min.{column}" not in files.column_names:
-        return _all(files)
-    least, most = _numbers(files[f"min.{column}"]), _numbers(files[f"max.{column}"])
-    if least is None or most is None or not values:
-        return _all(files)
-    may = _all(files)
+    if operator not in _BOUNDED or not values:
+        return pc.scalar(True)
+    if (name := f"partition.{column}") in files.names:
+        kind = files.field(name).type
+        is_text = operator in ("=", "in") and pa.types.is_string(plain_type(kind))
+        return pc.field(name).isin(pa.array(values, kind)) if is_text else pc.scalar(True)
+    bounds = [f"min.{column}", f"max.{column}"]
+    kinds = [files.field(name).type for name in bounds if name in files.names]
+    least, most = map(pc.field, bounds)
+    if kinds and all(map(pa.types.is_timestamp, kinds)):
+        in_ms = pa.timestamp("ms", "UTC")
+        least, most = (bound.cast(in_ms, safe=False).cast(pa.int64()) for bound in (least, most))
+    elif not kinds or not all(map(pa.types.is_integer, kinds)):
+        return pc.scalar(True)
+    may = pc.scalar(True)
     if operator not in ("<", "<="):
-        may = pc.and_(may, pc.greater_equal(most, min(values)))
+        may &= most >= min(values)
     if operator not in (">", ">="):
-        may = pc.and_(may, pc.less_equal(least, max(values)))
-    return pc.fill_null(may, True)  # a file may lack statistics
-
-
-def _all(files: pa.Table) -> pa.Array:
-    return pa.repeat(pa.scalar(True), len(files))
-
-
-def _numbers(bounds: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Return bounds of integers as they are, of times as epoch ms; None for others."""
-    if pa.types.is_timestamp(bounds.type):
-        return bounds.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
-    return bounds if pa.types.is_integer(bounds.type) else None
+        may &= least <= max(values)
+    return may | least.is_null() | most.is_null()  # a file may lack statistics
 
 
 _BOUNDED: Final = frozenset(["=", "in", "<", "<=", ">", ">="])

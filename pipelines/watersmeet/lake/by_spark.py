@@ -37,7 +37,7 @@ from watersmeet.lake.table_reader import (
     restored_to,
     row_count,
 )
-from watersmeet.lake.views import DerivedView, View, with_reads
+from watersmeet.lake.views import View, with_reads
 
 _GONE: Final = frozenset(
     [
@@ -60,29 +60,19 @@ class SparkReader(TableReader):
     """`TableReader` by Spark. The session is requested with the first query."""
 
     def __init__(self, lake: Lake, spark: Callable[[], SparkSession]) -> None:
-        self._lake = lake
+        self.lake = lake
         self._factory = spark
 
     @cached_property
     def _spark(self) -> SparkSession:
         return self._factory()
 
-    @property
-    def views(self) -> Mapping[str, View]:
-        """See `TableReader`."""
-        return self._lake.views
-
-    @property
-    def derived(self) -> Mapping[str, DerivedView]:
-        """See `TableReader`."""
-        return self._lake.derived
-
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
-        if self._lake.owning_lake(table).is_catalog:
-            return self._spark.catalog.tableExists(self._lake.address(table))
+        if self.lake.owning_lake(table).is_catalog:
+            return self._spark.catalog.tableExists(self.lake.address(table))
         try:
-            self._spark.sql(f"DESCRIBE DETAIL {sql_name(self._lake, table)}")
+            self._spark.sql(f"DESCRIBE DETAIL {sql_name(self.lake, table)}")
         except AnalysisException as error:
             if error.getCondition() != "DELTA_MISSING_DELTA_TABLE":
                 raise
@@ -126,7 +116,7 @@ class SparkReader(TableReader):
         parts = {}
         for table in stored:
             version = f" VERSION AS OF {versions[table]}" if table in versions else ""
-            parts[table] = f"SELECT * FROM {sql_name(self._lake, table)}{version}"
+            parts[table] = f"SELECT * FROM {sql_name(self.lake, table)}{version}"
         for name in with_reads(self.derived, names):
             if name in self.derived:
                 view = self.derived[name]
@@ -195,7 +185,7 @@ class SparkReader(TableReader):
 
     def _described(self, table: str, what: str, limit: str = "") -> DataFrame:
         with self._translated_errors(table, None):
-            return self._spark.sql(f"DESCRIBE {what} {sql_name(self._lake, table)}{limit}")
+            return self._spark.sql(f"DESCRIBE {what} {sql_name(self.lake, table)}{limit}")
 
     def _rows(
         self,
@@ -209,7 +199,7 @@ class SparkReader(TableReader):
         if version is not None and version < 0:
             raise VersionGoneError(table, version)
         with self._translated_errors(table, version):
-            rows = table_rows(self._spark, self._lake, table, version)
+            rows = table_rows(self._spark, self.lake, table, version)
             check_question(table, rows.columns, columns, where, values or {})
             return matching(rows, where)
 
@@ -222,7 +212,7 @@ class SparkReader(TableReader):
             if version is not None and error.getCondition() in _GONE:
                 raise VersionGoneError(table, version) from None
             if not self.exists(table):
-                raise NoTableError(table, self._lake.owning_lake(table).location) from None
+                raise NoTableError(table, self.lake.owning_lake(table).location) from None
             raise
 
     def _collect(self, table: str, version: int | None, rows: DataFrame) -> pa.Table:

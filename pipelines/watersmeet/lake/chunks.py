@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.columns import Int64s, cuts, in_groups, row_values
+from watersmeet.core.columns import Int64s, cuts, groups, row_values
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import FORGOTTEN, RECORD_BYTES
 from watersmeet.lake.inputs import of_topic
@@ -55,9 +55,12 @@ def chunks_of(
 ) -> Iterator[Chunk]:
     """Yield some records of an input, which a table has, in chunks by (partition, offset)."""
     for chunk in of_few_rows(input_id, table, partitions, offsets):
-        places = np.array([*_places(chunk)])
-        for begin, end in cuts(_sizes(reader, chunk), CHUNK_BYTES):
-            yield _chunk(input_id, table, *places[begin:end].T)
+        rows = read_chunk(reader, chunk, [*_PLACE, RECORD_BYTES.name])
+        sizes = dict(zip(places_of(rows), sizes_of(rows).tolist(), strict=True))
+        places = [*_places(chunk)]
+        in_order = [sizes.get(place, 0) for place in places]  # the table may lack one
+        for begin, end in cuts(in_order, CHUNK_BYTES):
+            yield from of_few_rows(input_id, table, *np.array(places[begin:end]).T)
 
 
 def records_at(
@@ -77,22 +80,6 @@ def records_at(
         yield read_chunk(reader, chunk, columns, conditions)
 
 
-def sizes_at(
-    reader: TableReader,
-    input_id: InputId,
-    table: str,
-    places: Iterable[tuple[int, int]],
-    conditions: Sequence[Condition] = (),
-) -> dict[tuple[int, int], int]:
-    """Return the `record_bytes` of the records at these places that meet the conditions."""
-    in_order = np.array(sorted(places), np.int64)
-    found: dict[tuple[int, int], int] = {}
-    for chunk in of_few_rows(input_id, table, *in_order.reshape(-1, 2).T):
-        rows = read_chunk(reader, chunk, [*_PLACE, RECORD_BYTES.name], conditions)
-        found |= zip(places_of(rows), rows[RECORD_BYTES.name].to_pylist(), strict=True)
-    return found
-
-
 def of_few_rows(
     input_id: InputId, table: str, partitions: Int64s, offsets: Int64s
 ) -> Iterator[Chunk]:
@@ -100,22 +87,9 @@ def of_few_rows(
     # A view may have a record once for each generation.
     places = np.unique(np.stack([partitions, offsets]), axis=1)
     for begin in range(0, places.shape[1], CHUNK_ROWS):
-        yield _chunk(input_id, table, *places[:, begin : begin + CHUNK_ROWS])
-
-
-def _chunk(input_id: InputId, table: str, partitions: Int64s, offsets: Int64s) -> Chunk:
-    by_partition, firsts = in_groups(partitions, offsets)
-    partition_rows = np.split(by_partition, firsts[1:])
-    return Chunk(
-        input_id, table, {int(partitions[rows[0]]): offsets[rows] for rows in partition_rows}
-    )
-
-
-def _sizes(reader: TableReader, chunk: Chunk) -> list[int]:
-    """Return the bytes of each record of a chunk, in order; 0 of one that the table lacks."""
-    rows = read_chunk(reader, chunk, [*_PLACE, RECORD_BYTES.name])
-    sizes = dict(zip(places_of(rows), sizes_of(rows).tolist(), strict=True))
-    return [sizes.get(place, 0) for place in _places(chunk)]
+        some, its_offsets = places[:, begin : begin + CHUNK_ROWS]
+        by_partition = groups(some, its_offsets)
+        yield Chunk(input_id, table, {p: its_offsets[rows] for p, rows in by_partition.items()})
 
 
 def read_chunk(

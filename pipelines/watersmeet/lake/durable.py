@@ -23,10 +23,10 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake.checksums import seal
@@ -56,47 +56,32 @@ _CANNOT: Final = frozenset([errno.EINVAL, errno.ENOTSUP])
 """What a file system says that cannot sync a folder, or anything: it keeps what it keeps."""
 
 
-class Durability(Protocol):
-    """What sees to it that the commits of a lake are durable."""
+class Durability:
+    """What sees to it that the commits of a lake are durable.
 
-    def committing(self, table: str) -> AbstractContextManager[None]:
+    `folder`: that of the tables. None for object stores, catalogs, and a lake that needs no such
+    promise: nothing is to be done there.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._logs = dict[str, _Log]()
+
+    def __reduce__(self) -> tuple[type[Durability], tuple[Path | None]]:
+        """Pickle it without what it knows, which is of this process."""
+        return Durability, (self.folder,)
+
+    @contextmanager
+    def committing(self, table: str) -> Iterator[None]:
         """Let one commit be made to a table inside the `with` block, and make it durable.
 
         No other thread makes one meanwhile: of two commits, none is durable before an earlier one.
         A failure, too, may leave a commit, and is raised once that is durable.
         """
-
-    def rely_on(self, tables: Iterable[str]) -> None:
-        """Make durable every commit to these tables that this process can have read."""
-
-
-class Trusted:
-    """The durability of object stores, of catalogs, and of a lake that needs none."""
-
-    def committing(self, table: str) -> AbstractContextManager[None]:
-        """See `Durability`."""
-        del table
-        return nullcontext()
-
-    def rely_on(self, tables: Iterable[str]) -> None:
-        """See `Durability`."""
-
-
-class Synced:
-    """The durability of a lake whose tables are below a folder of this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._logs = dict[str, _Log]()
-
-    def __reduce__(self) -> tuple[type[Synced], tuple[Path]]:
-        """Pickle it without what it knows, which is of this process."""
-        return Synced, (self._folder,)
-
-    @contextmanager
-    def committing(self, table: str) -> Iterator[None]:
-        """See `Durability`."""
-        log = self._log(table)
+        if self.folder is None:
+            yield
+            return
+        log = self._log(self.folder, table)
         with log.committing:
             try:
                 yield
@@ -104,12 +89,13 @@ class Synced:
                 log.sync()
 
     def rely_on(self, tables: Iterable[str]) -> None:
-        """See `Durability`."""
-        for table in tables:
-            self._log(table).sync()
+        """Make durable every commit to these tables that this process can have read."""
+        if self.folder is not None:
+            for table in tables:
+                self._log(self.folder, table).sync()
 
-    def _log(self, table: str) -> _Log:
-        return self._logs.setdefault(table, _Log(self._folder / table))
+    def _log(self, folder: Path, table: str) -> _Log:
+        return self._logs.setdefault(table, _Log(folder / table))
 
 
 class _Log:
@@ -132,9 +118,14 @@ class _Log:
         known = self._known
         if known is not None and not entry_of(self._log, known).exists():
             known = None  # the table was made anew
-        first = self._first_recent() if known is None else known + 1
-        if first is None:
-            return
+        if known is None:
+            found = map(version_of_entry, names_in(self._log))
+            versions = [version for version in found if version is not None]
+            if not versions:
+                return
+            first = max(versions[0], versions[-1] - RECENT + 1)
+        else:
+            first = known + 1
         version = first
         paths = list[Path]()
         while (entry := entry_of(self._log, version)).exists():
@@ -148,11 +139,6 @@ class _Log:
             self._checksums = seal(path for path in paths if self._is_own(path))
         self._checkpoint = checkpoint
         self._known = version - 1 if version > first else known
-
-    def _first_recent(self) -> int | None:
-        found = map(version_of_entry, names_in(self._log))
-        versions = [version for version in found if version is not None]
-        return max(versions[0], versions[-1] - RECENT + 1) if versions else None
 
     def _added_by(self, entry: Path) -> Iterator[Path]:
         yield from _with_checksum(entry)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from watersmeet.lake.durable import Durability, Synced, Trusted
+from watersmeet.lake.durable import Durability
 from watersmeet.lake.tables import Table, layout
 from watersmeet.lake.views import DerivedView, View, derived_views, views
 from watersmeet.settings import CatalogLake, Settings
@@ -131,8 +131,7 @@ class Lake:
     @cached_property
     def durable(self) -> Durability:
         """What makes the commits of this lake durable before anything relies on them."""
-        folder = self.folder
-        return Trusted() if folder is None or not self.settings.durable else Synced(folder)
+        return Durability(self.folder if self.settings.durable else None)
 
     def owning_lake(self, table: str) -> Lake:
         """Return the lake that holds a table: this one, or the one it is borrowed from."""

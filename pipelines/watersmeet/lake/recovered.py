@@ -22,7 +22,7 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import RECORD_BYTES, REDRIVEN_FROM
 from watersmeet.core.silver import OUT, in_silver
 from watersmeet.lake import tables
-from watersmeet.lake.chunks import records_at, sizes_at
+from watersmeet.lake.chunks import records_at
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.inputs import by_input, of_input, of_topic, place_of, topic_partition
 from watersmeet.lake.table_reader import (
@@ -227,7 +227,12 @@ def _copies(
     table = tables.bronze(input_id.source)
     read: Condition = ("reason", "is null", None)
     named = {(claim.partition, claim.original) for claim in claims}
-    sizes = sizes_at(reader, input_id, table, named, [read])
+    columns = ["partition", "offset", RECORD_BYTES.name]
+    sizes = {
+        (p, at): size
+        for rows in records_at(reader, input_id, table, named, columns, [read])
+        for p, at, size in row_values(rows, *columns)
+    }
     copies = {
         (claim.partition, claim.offset): (claim.partition, claim.original)
         for claim in claims

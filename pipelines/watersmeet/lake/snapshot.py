@@ -26,7 +26,6 @@ from watersmeet.lake.table_reader import (
     Where,
     walk,
 )
-from watersmeet.lake.views import DerivedView, View
 from watersmeet.settings import Settings
 
 ATTEMPTS: Final = 100
@@ -53,6 +52,7 @@ class Snapshot(TableReader):
     ) -> None:
         """Take the versions that the tables of a lake have now: all, or those with these names."""
         self._reader = reader
+        self.lake = reader.lake
         self._names = frozenset(tables.layout(settings) if names is None else names)
         self._versions, self.is_exact = _versions(reader, self._names)
 
@@ -83,16 +83,6 @@ class Snapshot(TableReader):
             return False
         since = (commit for commit in walk(self._reader, table) if commit.number > version)
         return any(commit.operation in _CHANGING for commit in since)
-
-    @property
-    def views(self) -> Mapping[str, View]:
-        """See `TableReader`."""
-        return self._reader.views
-
-    @property
-    def derived(self) -> Mapping[str, DerivedView]:
-        """See `TableReader`."""
-        return self._reader.derived
 
     def exists(self, table: str) -> bool:
         """See `TableReader`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +20,10 @@ from watersmeet.core.repeated import RECORD_IDS
 from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.core.types import TIME
 from watersmeet.errors import WatersmeetError
-from watersmeet.lake.views import NO_DERIVED, NO_VIEWS, DerivedView, Part, View, with_reads
+from watersmeet.lake.views import DerivedView, Part, View, with_reads
+
+if TYPE_CHECKING:
+    from watersmeet.lake.location import Lake
 
 _T = TypeVar("_T")
 
@@ -144,6 +147,8 @@ class TableReader(Histories, Protocol):
     timestamp[us, UTC].
     """
 
+    lake: Lake
+
     def exists(self, table: str) -> bool:
         """Return True where the table exists. Nothing is created."""
 
@@ -156,12 +161,12 @@ class TableReader(Histories, Protocol):
     @property
     def views(self) -> Mapping[str, View]:
         """The views of the lake by name, which are read as tables are."""
-        return NO_VIEWS
+        return self.lake.views
 
     @property
     def derived(self) -> Mapping[str, DerivedView]:
         """The views of views by name, which only `query` reads."""
-        return NO_DERIVED
+        return self.lake.derived
 
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None

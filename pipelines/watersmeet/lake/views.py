@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import eq, ge, gt, le, lt, ne
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -145,8 +144,6 @@ _OF_JOURNAL: Final = {
 }
 """Of each view of the journal: its columns, the kinds of decisions, and the list of its rows."""
 
-NO_VIEWS: Mapping[str, View] = MappingProxyType({})
-
 
 def views(settings: Settings) -> dict[str, View]:
     """Return every view of a lake by name, as this configuration needs it."""
@@ -199,9 +196,6 @@ class DerivedView(NamedTuple):
     def of(self, names: Mapping[str, str]) -> str:
         """Return the query, with what it calls the views that it reads."""
         return self.sql.format_map(names)
-
-
-NO_DERIVED: Final[Mapping[str, DerivedView]] = MappingProxyType({})
 
 
 def derived_views(settings: Settings) -> dict[str, DerivedView]:
