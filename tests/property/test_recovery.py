@@ -40,7 +40,7 @@ from watersmeet.core.recovery import (
 )
 from watersmeet.core.sequence import Place, Tail
 from watersmeet.core.window import Closing, Window, epoch_start
-from watersmeet.lake.fingerprints import Ended, EpochEnd, Fingerprints, read_spans
+from watersmeet.lake.fingerprints import Ended, Fingerprints, read_spans
 
 pytestmark = [pytest.mark.promise("B3"), pytest.mark.fault("lost", oracle=True)]
 
@@ -283,7 +283,7 @@ class Lake:
         following = [*(each.epoch for each in self.ended[1:]), self.epoch]
         for (epoch, clock, _), after in zip(self.ended, following, strict=False):
             start = epoch_start(clock, start, epoch.closing, after.closing)
-            ended.append(Ended(epoch.fingerprint, EpochEnd(epoch.window, clock, clock, start), 0))
+            ended.append(Ended(epoch.fingerprint, epoch.window, clock, clock, start, 0))
         return Fingerprints(
             named[-1], self.epoch.window.gap_ms, 0, {0: ended}, read_spans(named, self.read_since)
         )

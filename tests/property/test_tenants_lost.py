@@ -35,7 +35,7 @@ from watersmeet.core.recovery import (
 )
 from watersmeet.core.sequence import IDLE, MIN_OFFSETS, RULES, Tail
 from watersmeet.core.window import Window
-from watersmeet.lake.fingerprints import Ended, EpochEnd, Fingerprints
+from watersmeet.lake.fingerprints import Ended, Fingerprints
 
 Decisions = Mapping[str, Sequence[IdleDecision]]
 
@@ -244,8 +244,8 @@ class Changed:
             if model.clock is not None:
                 head = max(model.heads.values())
                 window = Window(before.gap_ms, before.max_ms)
-                end = EpochEnd(window, model.clock, head, model.epoch_start)
-                ended.append(Ended(str(before.closing()), end, before.lag_ms or 0))
+                name, lag_ms = str(before.closing()), before.lag_ms or 0
+                ended.append(Ended(name, window, model.clock, head, model.epoch_start, lag_ms))
             model.advance()
         model.arrive(*self.river.records[len(self.records) :], *later)
         model.advance()

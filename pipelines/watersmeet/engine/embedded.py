@@ -52,7 +52,7 @@ from watersmeet.lake.commits import Commit, suppress_conflict
 from watersmeet.lake.conditions import literal
 from watersmeet.lake.data_file import FILES, DataFile
 from watersmeet.lake.durable import durably
-from watersmeet.lake.features import check_features_of
+from watersmeet.lake.features import check_features
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.partitioned import PartitionedFiles, by_key
@@ -487,7 +487,7 @@ class EmbeddedEngine(Polling):
         try:
             yield
         except DeltaError:
-            check_features_of(self.reader, self.lake, table)
+            check_features(self.reader, self.lake, [table])
             raise
 
     # -- keeping

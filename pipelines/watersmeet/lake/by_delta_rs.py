@@ -88,7 +88,11 @@ class DeltaRsReader(TableReader):
         check_question(table, schema.names, columns, where, values or {})
         self.check_files(table, delta_table, where)
         names = ", ".join(map(sql_name, columns))
-        selected = ", ".join(filter(None, [names, *_aggregates(values or {})]))
+        aggregates = (
+            f"{kind}({'*' if column == '*' else sql_name(column)}) AS {sql_name(name)}"
+            for name, (kind, column) in (values or {}).items()
+        )
+        selected = ", ".join(filter(None, [names, *aggregates]))
         condition = f" WHERE {sql_where(where, schema)}" if where else ""
         grouped = f" GROUP BY {names}" if names and values is not None else ""
         sql = f"SELECT {selected} FROM t{condition}{grouped}"
@@ -99,8 +103,11 @@ class DeltaRsReader(TableReader):
             plain = plain_schema(answer.schema)
             if plain == answer.schema:
                 return answer.read_all()
-            # One at a time: what is cast is in memory beside what it was.
-            return pa.Table.from_batches((_copied(each.cast(plain)) for each in answer), plain)
+            # One at a time: what is cast is in memory beside what it was. As a copy: a single one
+            # would keep the pages of the file that all others were cast from, with the rows that do
+            # not meet the conditions.
+            copied = (each.cast(plain).take(np.arange(each.num_rows)) for each in answer)
+            return pa.Table.from_batches(copied, plain)
         except (DeltaError, pa.ArrowException, OSError):
             if version is not None and self._lacks_files(table, delta_table):
                 raise VersionGoneError(table, version) from None
@@ -388,12 +395,6 @@ class DeltaRsReader(TableReader):
         return not all(files.exists(f"{path}/{name}") for name in listed)
 
 
-def _aggregates(values: Aggregates) -> Iterator[str]:
-    for name, (kind, column) in values.items():
-        argument = column if column == "*" else sql_name(column)
-        yield f"{kind}({argument}) AS {sql_name(name)}"
-
-
 class _LookedAt(NamedTuple):
     version: int
     intact: set[str]
@@ -481,13 +482,6 @@ _QUERY_ROWS: Final = 1024
 """Number of rows that a query unpacks at a time: a row may have long lists of values."""
 
 
-def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch that shares no buffer: a single one would keep the pages of the file that all
-    others were cast from, with the rows that do not meet the conditions.
-    """
-    return batch.take(pa.array(np.arange(batch.num_rows)))
-
-
 _UNPACK_WHAT_MATCHES: Final = "SET datafusion.execution.parquet.pushdown_filters = true"
 """The other columns are unpacked for the rows alone that meet the conditions on some. delta-rs does
 so by itself, except for a table that may have deletion vectors; where a file has one, it never
@@ -525,22 +519,15 @@ def streamed(
     At most `batch_rows` come at a time.
     """
     query = QueryBuilder().register("t", delta_table)
-    _read_slowly(query, batch_rows)
+    # Otherwise DataFusion reads as many files at once as there are cores, and ahead of what is used.
+    for setting in ("target_partitions = 1", f"batch_size = {batch_rows}"):
+        query.execute(f"SET datafusion.execution.{setting}")
     names = ", ".join(map(sql_name, schema.names))
     for batch in query.execute(f"SELECT {names} FROM t WHERE {sql_where(where, schema)}"):
         rows = pa.table(pa.record_batch(batch)).cast(schema)
         del batch  # not in memory beside what it was cast to
         yield rows
         del rows  # nor this while the next one comes
-
-
-def _read_slowly(query: QueryBuilder, batch_rows: int) -> None:
-    """Let a query unpack one file after the other, this many rows at a time.
-
-    Otherwise DataFusion reads as many files at once as there are cores, and ahead of the consumer.
-    """
-    for setting in ("target_partitions = 1", f"batch_size = {batch_rows}"):
-        query.execute(f"SET datafusion.execution.{setting}")
 
 
 def sql_where(where: Where, schema: pa.Schema) -> str:

@@ -254,7 +254,10 @@ def summarised(
     rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]
 ) -> DataFrame:
     """Return rows grouped `by` columns, with aggregates as in `TableReader.summary`."""
-    aggregates = [_aggregate(kind, column).alias(name) for name, (kind, column) in values.items()]
+    aggregates = [
+        getattr(F, kind)(F.lit(1) if column == "*" else _column(column)).alias(name)
+        for name, (kind, column) in values.items()
+    ]
     return (
         rows.groupBy(*map(_column, by)).agg(*aggregates)
         if aggregates
@@ -323,16 +326,6 @@ def matching(rows: DataFrame, where: Where) -> DataFrame:
 def sql_where(where: Where, times: Collection[str]) -> str:
     """Return conditions as Spark SQL; `times`: the columns that hold timestamps."""
     return sql_of(where, times, SPARK_SQL)
-
-
-def _aggregate(kind: str, column: str) -> Column:
-    function: Callable[[Column], Column] = {
-        "count": F.count,
-        "min": F.min,
-        "max": F.max,
-        "sum": F.sum,
-    }[kind]
-    return function(F.lit(1) if column == "*" else _column(column))
 
 
 def _column(name: str) -> Column:

@@ -31,8 +31,9 @@ def sql_of(where: Where, times: Collection[str], dialect: Dialect) -> str:
     def conjunction(term: Sequence[Condition]) -> str:
         return " AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE"
 
-    common = [condition for condition in where[0] if _in_all(condition, where)] if where else []
-    rest = [_without(common, term) for term in where]
+    first = where[0] if where else ()
+    common = [condition for condition in first if all(condition in term for term in where)]
+    rest = [[condition for condition in term if condition not in common] for term in where]
     if common and not all(rest):  # of one term, nothing is left
         return conjunction(common)
     either = " OR ".join(f"({conjunction(term)})" for term in rest) or "TRUE"
@@ -87,14 +88,6 @@ def sql_of_rows(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> str:
         f"SELECT {', '.join(typed)} FROM (VALUES {', '.join(values)}) "
         f"AS decided({', '.join(names)}) WHERE {'TRUE' if records else 'FALSE'}"
     )
-
-
-def _in_all(condition: Condition, where: Where) -> bool:
-    return all(condition in term for term in where)
-
-
-def _without(common: Sequence[Condition], term: Sequence[Condition]) -> list[Condition]:
-    return [condition for condition in term if condition not in common]
 
 
 def _condition(

@@ -120,26 +120,12 @@ def rerouted(settings: Settings, changed: Collection[str]) -> list[str]:
 
     The partition of a record depends on every rule by which the record is read.
     """
-    return [name for name in settings.repartitioned if _may_reroute(changed, name)]
-
-
-def _may_reroute(fields: Collection[str], source: str) -> bool:
     general = ("kafka.max_record_bytes", "merge.max_future")
-    return any(field in general or field.startswith(f"sources.{source}.") for field in fields)
-
-
-def check_repartition_rules(epochs: Epochs, settings: Settings, source: str) -> None:
-    """Raise ConfigurationError where a repartitioned source would be read by changed rules.
-
-    The ones to follow are those of the lake's last epoch.
-    """
-    changed = {
-        field: rules
-        for field, rules in changes(epochs, settings).items()
-        if source in rerouted(settings, [field])
-    }
-    if changed:
-        raise _other_rules(changed)
+    return [
+        name
+        for name in settings.repartitioned
+        if any(field in general or field.startswith(f"sources.{name}.") for field in changed)
+    ]
 
 
 def _is_same(field: str, before: Any, now: Any) -> bool:
@@ -154,13 +140,18 @@ def _text(rules: Any) -> str:
     return json.dumps(rules, sort_keys=True)
 
 
-def check_rules(epochs: Epochs, settings: Settings) -> None:
-    """Raise ConfigurationError where the settings' rules are not those of the lake's last epoch."""
-    if changed := changes(epochs, settings):
-        raise _other_rules(changed)
+def check_rules(epochs: Epochs, settings: Settings, repartitioned: str | None = None) -> None:
+    """Raise ConfigurationError where the settings' rules are not those of the lake's last epoch.
 
-
-def _other_rules(changed: Mapping[str, tuple[Any, Any]]) -> ConfigurationError:
+    `repartitioned`: only those by which this source is read.
+    """
+    changed = {
+        field: rules
+        for field, rules in changes(epochs, settings).items()
+        if repartitioned is None or repartitioned in rerouted(settings, [field])
+    }
+    if not changed:
+        return
     fix = (
         "`watersmeet evolve` says what would change, and `watersmeet evolve --apply` records it; "
         "or set it back"
@@ -168,7 +159,7 @@ def _other_rules(changed: Mapping[str, tuple[Any, Any]]) -> ConfigurationError:
     for field, (before, now) in changed.items():
         if now == {"all_of": before}:  # a list meant the first that is there, once
             fix += f" (`{field.rpartition('.')[2]}: {spelled(written(before))}`)"
-    return ConfigurationError(
+    raise ConfigurationError(
         "the lake has other rules than this configuration", where=", ".join(changed), fix=fix
     )
 

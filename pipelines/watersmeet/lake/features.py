@@ -6,7 +6,7 @@ A feature that the engine cannot handle is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from watersmeet.errors import ConfigurationError, Problem, raise_first
@@ -65,19 +65,15 @@ def interval_ms(text: str) -> int | None:
     return sum(int(count) * _UNITS_MS[unit] for count, unit in parts)
 
 
-def check_features(reader: TableReader, lake: Lake) -> None:
-    """Raise ConfigurationError where the engine cannot read or write a feature of a table."""
-    unusable = (_unusable(reader, lake, table) for table in filter(reader.exists, lake.layout))
-    raise_first(error for error in unusable if error is not None)
-
-
-def check_features_of(reader: TableReader, lake: Lake, table: str) -> None:
-    """Raise ConfigurationError where the engine cannot read or write a feature of this table.
+def check_features(reader: TableReader, lake: Lake, names: Iterable[str] | None = None) -> None:
+    """Raise ConfigurationError where the engine cannot read or write a feature of a table.
 
     Spark writes what delta-rs cannot. On either engine, delta-rs must be able to read the table.
+    `names`: the tables to look at; all without.
     """
-    if (error := _unusable(reader, lake, table)) is not None:
-        raise error
+    existing = filter(reader.exists, lake.layout if names is None else names)
+    unusable = (_unusable(reader, lake, table) for table in existing)
+    raise_first(error for error in unusable if error is not None)
 
 
 def _unusable(reader: TableReader, lake: Lake, table: str) -> ConfigurationError | None:

@@ -28,18 +28,21 @@ Without `until` (None): all that bronze has from there on.
 """
 
 
-class EpochEnd(NamedTuple):
-    """The end of an epoch in a partition: the window, and the clock (ms) then.
+class Ended(NamedTuple):
+    """An epoch that ended in a partition: its rules, their window, and the clock (ms) then.
 
     - `head`: the largest head (ms) of the partition's inputs, up to which the epoch may have
       looked.
     - `next_start`: where the next epoch started (ms); the clock may still have been behind that.
+    - `lag_ms`: how far a tenant's clock could be behind.
     """
 
+    fingerprint: str
     window: Window
     clock: int
     head: int
     next_start: int
+    lag_ms: int
 
     @property
     def horizon(self) -> int:
@@ -48,17 +51,6 @@ class EpochEnd(NamedTuple):
         What had timed out lies before it.
         """
         return self.clock - self.window.gap_ms
-
-
-class Ended(NamedTuple):
-    """An ended epoch in a partition: its rules, and where it ended.
-
-    `lag_ms`: how far a tenant's clock could be behind.
-    """
-
-    fingerprint: str
-    end: EpochEnd
-    lag_ms: int
 
 
 class Fingerprints(NamedTuple):
@@ -88,11 +80,11 @@ class Fingerprints(NamedTuple):
           epoch's lag, counted from the largest head that the epoch has looked at.
         """
         fingerprints = {self.current}
-        for fingerprint, end, lag_ms in self.ended.get(partition, ()):
-            is_late = end.horizon > position - self.gap_ms
-            is_ahead = lag_ms != self.lag_ms and end.head - lag_ms >= position
-            if max(end.clock, end.next_start) >= position or is_late or is_ahead:
-                fingerprints.add(fingerprint)
+        for ended in self.ended.get(partition, ()):
+            is_late = ended.horizon > position - self.gap_ms
+            is_ahead = ended.lag_ms != self.lag_ms and ended.head - ended.lag_ms >= position
+            if max(ended.clock, ended.next_start) >= position or is_late or is_ahead:
+                fingerprints.add(ended.fingerprint)
         for fingerprint, since, until in self.read:
             for input_id, offset in offsets.items():
                 tp = TopicPartition(input_id, partition)
@@ -129,8 +121,8 @@ def _ended(reader: TableReader, epochs: Epochs, generation: Generation) -> dict[
             starts[p] = epoch_start(clock, start, rules.closing, later.closing)
             heads = (done.head for tp, done in batches[last].ranges.items() if tp.partition == p)
             head = max(head for head in heads if head is not None)
-            end = EpochEnd(rules.window, clock, head, starts[p])
-            ended[p].append(Ended(epoch.settings.fingerprint, end, rules.lag_ms or 0))
+            name, lag_ms = epoch.settings.fingerprint, rules.lag_ms or 0
+            ended[p].append(Ended(name, rules.window, clock, head, starts[p], lag_ms))
     return ended
 
 

@@ -110,7 +110,8 @@ def files_named(table: Path, actions: Sequence[Action]) -> Iterator[Named]:
                 yield Named(table / path, int(added["size"]))
                 vector = added.get("deletionVector")
                 if isinstance(vector, dict) and (file := _vector(table, vector)) is not None:
-                    yield Named(file, _vector_bytes(vector), is_exact=False)
+                    end = int(vector.get("offset") or 0) + int(vector["sizeInBytes"])
+                    yield Named(file, end, is_exact=False)  # it may have several vectors
 
 
 def _vector(table: Path, vector: Mapping[str, Any]) -> Path | None:
@@ -126,11 +127,6 @@ def _local(uri: str) -> Path | None:
     """Return the path of a file, relative or not; None for a file elsewhere."""
     parts = urlsplit(uri)
     return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
-
-
-def _vector_bytes(vector: Mapping[str, Any]) -> int:
-    """Return where a deletion vector ends in its file, which may have several."""
-    return int(vector.get("offset") or 0) + int(vector["sizeInBytes"])
 
 
 def damaged(entry: Path, flaw: str) -> WatersmeetError:

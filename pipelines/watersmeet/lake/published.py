@@ -69,12 +69,6 @@ def columns_of(sequence: sequences.Sequence, tail: Tail) -> dict[str, Any]:
     return {"last_event_time": tail.event_time, **{names[name]: place[name] for name in place}}
 
 
-def tail_of(sequence: sequences.Sequence, row: Mapping[str, Any]) -> Tail:
-    """Return the last message of a row of `published`."""
-    place = sequence.place({name: row[last] for name, last in tail_columns(sequence).items()})
-    return Tail(row["last_seq"], place, row["sink_offset"], row["last_event_time"])
-
-
 def last_sink(
     reader: TableReader, sequence: sequences.Sequence, conditions: Sequence[Condition] = ()
 ) -> str | None:
@@ -117,8 +111,16 @@ def last_tails(
     if not last:
         return {}
     seqs: Condition = ("last_seq", "in", sorted(set(last.values())))
-    tails = _tails(reader, sequence, [*of_sink, seqs])
-    return {p: tail for p, tail in tails if last[p] == tail.seq}
+    order = tail_columns(sequence)
+    names = ["partition", "last_seq", "sink_offset", "last_event_time", *order.values()]
+    tails = {}
+    for row in reader.select(tables.PUBLISHED, names, [[*of_sink, seqs]]).to_pylist():
+        if last[row["partition"]] == row["last_seq"]:
+            place = sequence.place({name: row[column] for name, column in order.items()})
+            tails[row["partition"]] = Tail(
+                row["last_seq"], place, row["sink_offset"], row["last_event_time"]
+            )
+    return tails
 
 
 def last_tails_in(
@@ -141,15 +143,6 @@ def holds_corrections(reader: TableReader, settings: Settings, topic: str) -> bo
     taken_up = [each for each in read_generations(reader, settings) if each.correction_tails]
     table = sequences.CORRECTED.table
     return any(topic_and_id(each.topics.get(table, ""))[0] == topic for each in taken_up)
-
-
-def _tails(
-    reader: TableReader, sequence: sequences.Sequence, conditions: Sequence[Condition]
-) -> list[tuple[int, Tail]]:
-    names = ["partition", "last_seq", "sink_offset", "last_event_time"]
-    names += tail_columns(sequence).values()
-    rows = reader.select(tables.PUBLISHED, names, [conditions])
-    return [(row["partition"], tail_of(sequence, row)) for row in rows.to_pylist()]
 
 
 Clocks: TypeAlias = list[tuple[sequences.Sequence, dict[int, int]]]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
+from watersmeet.core.columns import row_values
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Append, Commit, suppress_conflict
@@ -56,32 +57,26 @@ def last_results(reader: TableReader) -> list[dict[str, Any]]:
     if not reader.exists(tables.QUALITY):
         return []
     by = ["suite", "table"]
-    last = reader.summary(tables.QUALITY, by, {"at": ("max", "checked_at")}).to_pylist()
-    at = {(row["suite"], row["table"]): row["at"] for row in last}
-    latest = [[("checked_at", "in", sorted(set(at.values())))]]
-    counts = {"version": ("max", "version"), "rows": ("count", "*")}
-    rows = reader.summary(tables.QUALITY, [*by, "checked_at", "success"], counts, latest)
-    results: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows.to_pylist():
-        place = row["suite"], row["table"]
-        if row["checked_at"] != at[place]:
-            continue
-        result = results.setdefault(
-            place,
+    last = reader.summary(tables.QUALITY, by, {"at": ("max", "checked_at")})
+    latest = [[("checked_at", "in", sorted({*last["at"].to_pylist()}))]]
+    columns = [*by, "checked_at", "version", "success"]
+    rows = list(row_values(reader.select(tables.QUALITY, columns, latest), *columns))
+    results = list[dict[str, Any]]()
+    for check in sorted(row_values(last, *by, "at")):
+        outcomes = [(version, success) for *of, version, success in rows if (*of,) == check]
+        failed = sum(not success for _, success in outcomes)
+        results.append(
             {
-                "suite": row["suite"],
-                "table": row["table"],
-                "version": row["version"],
-                "checked_at": row["checked_at"],
-                "success": True,
-                "expectations": 0,
-                "failed": 0,
-            },
+                "suite": check[0],
+                "table": check[1],
+                "version": outcomes[0][0],
+                "checked_at": check[2],
+                "success": not failed,
+                "expectations": len(outcomes),
+                "failed": failed,
+            }
         )
-        result["expectations"] += row["rows"]
-        result["failed"] += 0 if row["success"] else row["rows"]
-        result["success"] = result["failed"] == 0
-    return [results[place] for place in sorted(results)]
+    return results
 
 
 def append_results(

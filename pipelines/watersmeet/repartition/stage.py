@@ -35,7 +35,7 @@ from watersmeet.kafka.publisher import REPARTITION, Publisher, record_publisher
 from watersmeet.kafka.reading import Range
 from watersmeet.kafka.registry import rules_of
 from watersmeet.kafka.workers import read_decoded
-from watersmeet.lake.epochs import check_repartition_rules, read_epochs
+from watersmeet.lake.epochs import check_rules, read_epochs
 from watersmeet.lake.lease import EVOLVE, check_not_changing
 from watersmeet.lake.location import Lake
 from watersmeet.lake.table_reader import TableReader
@@ -94,20 +94,16 @@ class RecordReader:
         try:
             records = reading.result()
         except Exception as failure:
-            self._note_unknown_schema(failure)
+            after_ms = self.settings.sources[self.source].unknown_after_ms
+            schema_id = unknown_schema_of(failure)
+            if after_ms is not None and schema_id is not None:
+                now = time.monotonic()
+                self._waiting_since = self._waiting_since or now
+                if now - self._waiting_since >= after_ms / 1000:
+                    self._given_up.add(schema_id)
             raise
         self._waiting_since = None
         return records
-
-    def _note_unknown_schema(self, failure: Exception) -> None:
-        after_ms = self.settings.sources[self.source].unknown_after_ms
-        schema_id = unknown_schema_of(failure)
-        if after_ms is None or schema_id is None:
-            return
-        now = time.monotonic()
-        self._waiting_since = self._waiting_since or now
-        if now - self._waiting_since >= after_ms / 1000:
-            self._given_up.add(schema_id)
 
     def _read(self, ranges: Sequence[Range], inputs: int) -> list[Records]:
         rules = rules_of(self.settings, self.source, self._given_up)
@@ -179,7 +175,10 @@ class Repartition:
         for tp, (first, _) in self._origins.bounds.items():
             state.offsets.setdefault(tp, first)
         self._begin_reading(state)
-        self._end_reading(state)
+        reading, state.reading = state.reading, None
+        for rows, reached in self._reader.result(reading) if reading else ():
+            state.lockstep.add(rows)
+            state.offsets |= reached
         unread = [tp for tp, end in self._origins.ends.items() if state.offsets[tp] < end]
         rows, positions = state.lockstep.take(unread)
         state.written = RepartitionProgress(
@@ -266,13 +265,6 @@ class Repartition:
         if unread and state.reading is None:
             state.reading = self._reader.start(unread, len(ends))
 
-    def _end_reading(self, state: _State) -> None:
-        reading = state.reading
-        state.reading = None
-        for rows, reached in self._reader.result(reading) if reading else ():
-            state.lockstep.add(rows)
-            state.offsets |= reached
-
     def _recover(self) -> _State:
         self._check_rules()  # before anybody is fenced
         self._topic.prepare(self._origins)
@@ -293,7 +285,7 @@ class Repartition:
     def _check_rules(self) -> None:
         # Raises ConfigurationError for other rules in the lake, LeaseTakenError while they change.
         check_not_changing(self._lake, Lake(self.settings), EVOLVE)
-        check_repartition_rules(read_epochs(self._lake, self.settings), self.settings, self.source)
+        check_rules(read_epochs(self._lake, self.settings), self.settings, self.source)
 
     @cached_property
     def _lake(self) -> TableReader:
