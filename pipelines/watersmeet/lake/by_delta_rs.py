@@ -519,7 +519,7 @@ def streamed(
     At most `batch_rows` come at a time.
     """
     query = QueryBuilder().register("t", delta_table)
-    # Otherwise DataFusion reads as many files at once as there are cores, and ahead of what is used.
+    # Otherwise DataFusion reads as many files at once as there are cores, and ahead of its reader.
     for setting in ("target_partitions = 1", f"batch_size = {batch_rows}"):
         query.execute(f"SET datafusion.execution.{setting}")
     names = ", ".join(map(sql_name, schema.names))
