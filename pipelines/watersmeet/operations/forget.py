@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core import sequence as sequences
-from watersmeet.core.columns import int64s, row_values
+from watersmeet.core.columns import row_values
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.merge import REPLACING
 from watersmeet.core.reading import FORGOTTEN, KEYED_BY, ReadingRules, merge_keys
@@ -41,10 +41,10 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import REDRIVE, fence_records
 from watersmeet.lake import tables
 from watersmeet.lake.bases import without_rows
-from watersmeet.lake.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
+from watersmeet.lake.chunks import NOT_FORGOTTEN, records_at
 from watersmeet.lake.commits import Commit, is_conflict
 from watersmeet.lake.epochs import read_epochs
-from watersmeet.lake.inputs import KEY_COLUMNS, of_key, of_topic
+from watersmeet.lake.inputs import of_key, of_topic
 from watersmeet.lake.journal import BASE, ERASED
 from watersmeet.lake.lease import FORGET
 from watersmeet.lake.published import last_tails_in, topic_of
@@ -147,7 +147,8 @@ class Forgetting:
         for source in self.settings.sources:
             inputs = of_source(self.settings.inputs, source)
             counts[tables.bronze(source)] = sum(len(self._in_bronze(i)) for i in inputs)
-        counts[tables.PUBLISHED] = self._count(tables.PUBLISHED, ("last_key", "last_tenant"))
+        of_last = of_key(self.key, self.tenant, ("last_key", "last_tenant"))
+        counts[tables.PUBLISHED] = row_count(self.reader, tables.PUBLISHED, [of_last])
         of_lost_lake = [("status", "=", "out"), *self._key_conditions]
         counts[tables.PASSED] += row_count(self.reader, tables.SILVER, [of_lost_lake])
         table_rows = [
@@ -184,24 +185,12 @@ class Forgetting:
         gone: Condition = ("status", "in", [*tables.STATUSES])
         return self.reader.select(tables.SILVER, columns, [[gone, *self._key_conditions]])
 
-    def _outcomes(self, input_id: InputId, *statuses: str) -> Places:
-        """Return the records of an input that rows of silver with one of these statuses are about;
-        without any, of all.
-        """
-        rows = self._silver
-        its = [pc.equal(rows[name], text) for name, text in input_id._asdict().items()]
-        if statuses:
-            its.append(pc.is_in(rows["status"], pa.array(statuses)))
-        return _places(rows.filter(reduce(pc.and_, its)))
-
     @cached_property
     def _read(self) -> dict[InputId, Places]:
-        places = {}
-        for input_id in self.settings.inputs:
-            where = of_topic(input_id, [self._key_conditions])
-            rows = self.reader.select(tables.bronze(input_id.source), _PLACE, where)
-            places[input_id] = _places(rows)
-        return places
+        return {
+            input_id: self._in_table(input_id, self._key_conditions)
+            for input_id in self.settings.inputs
+        }
 
     @cached_property
     def _unmerged(self) -> dict[InputId, Places]:
@@ -210,9 +199,11 @@ class Forgetting:
         Heartbeats may be records of another source. The key is Kafka's key, or the value has it by
         the rules of any epoch of a source of the topic.
         """
-        return {
-            input_id: list(self._with_key(input_id, _UNMERGED)) for input_id in self.settings.inputs
-        }
+        return self._with_key(_UNMERGED)
+
+    def _in_table(self, input_id: InputId, conditions: Sequence[Condition]) -> Places:
+        where = of_topic(input_id, [conditions])
+        return _places(self.reader.select(tables.bronze(input_id.source), _PLACE, where))
 
     def _in_bronze(self, input_id: InputId) -> Places:
         places = (self._read, self._unmerged, self._refused)
@@ -222,8 +213,10 @@ class Forgetting:
         """Return the records of an input that any table has: of bronze, `keep` may have deleted
         them.
         """
-        places = (self._in_bronze(input_id), self._merged[input_id], self._outcomes(input_id))
-        return {*chain.from_iterable(places)}
+        rows = self._silver
+        is_its = (pc.equal(rows[name], text) for name, text in input_id._asdict().items())
+        outcomes = _places(rows.filter(pc.and_(*is_its)))
+        return {*self._in_bronze(input_id), *self._merged[input_id], *outcomes}
 
     @cached_property
     def _merged(self) -> dict[InputId, Places]:
@@ -246,20 +239,19 @@ class Forgetting:
 
         The key is Kafka's key, or the value has it by the rules of any epoch.
         """
-        conditions: list[Condition] = [("reason", "is not null", None), NOT_FORGOTTEN]
-        return {
-            input_id: list(self._with_key(input_id, conditions))
-            for input_id in self.settings.inputs
-        }
+        return self._with_key([("reason", "is not null", None), NOT_FORGOTTEN])
 
-    def _with_key(
-        self, input_id: InputId, conditions: Sequence[Condition]
-    ) -> Iterator[tuple[int, int]]:
-        """Yield the records of bronze that meet the conditions and have the key, but not as merge
-        key.
+    def _with_key(self, conditions: Sequence[Condition]) -> dict[InputId, Places]:
+        """Return, by input, the records of bronze that meet the conditions and have the key, but
+        not as merge key.
 
         For one tenant, these are the records whose value does not name another.
         """
+        return {i: [*self._with_key_of(i, conditions)] for i in self.settings.inputs}
+
+    def _with_key_of(
+        self, input_id: InputId, conditions: Sequence[Condition]
+    ) -> Iterator[tuple[int, int]]:
         table = tables.bronze(input_id.source)
         as_bytes = self.key.encode()
         readers = [other for other in self.settings.inputs if other.topic == input_id.topic]
@@ -269,12 +261,11 @@ class Forgetting:
             if self.tenant is None
             else [replace(each, keys=((each.tenant or (),),), key_header=None) for each in rules]
         )
-        candidates = self.reader.select(table, _PLACE, of_topic(input_id, [conditions]))
-        partitions, offsets = (int64s(candidates[name]) for name in _PLACE)
-        for chunk in chunks_of(self.reader, input_id, table, partitions, offsets):
-            rows = read_chunk(self.reader, chunk, [*_PLACE, *KEYED_BY], conditions)
-            columns = rows["key"].to_pylist(), _keys(rows, rules), _keys(rows, of_tenant)
-            for place, sent_key, keys, tenants in zip(_places(rows), *columns, strict=True):
+        candidates = self._in_table(input_id, conditions)
+        columns = [*_PLACE, *KEYED_BY]
+        for rows in records_at(self.reader, input_id, table, candidates, columns, conditions):
+            of_rows = rows["key"].to_pylist(), _keys(rows, rules), _keys(rows, of_tenant)
+            for place, sent_key, keys, tenants in zip(_places(rows), *of_rows, strict=True):
                 has_key = sent_key == as_bytes or self.key in keys
                 if has_key and (not tenants or self.tenant in tenants):
                     yield place
@@ -288,9 +279,6 @@ class Forgetting:
             if rules not in epoch_rules:
                 epoch_rules.append(rules)
         return epoch_rules
-
-    def _count(self, table: str, columns: tuple[str, str] = KEY_COLUMNS) -> int:
-        return row_count(self.reader, table, [of_key(self.key, self.tenant, columns)])
 
     # -- where it stays for longer
 
@@ -373,8 +361,16 @@ class Forgetting:
         records that bronze no longer has.
         """
         self._note_places(owner)
-        self._forget_in_bronze(owner)
-        self._forget_in_silver(owner)
+        for input_id in self.settings.inputs:
+            _blank(owner, input_id, self._read[input_id], {"heartbeat": True})
+            _blank(owner, input_id, self._unmerged[input_id], {})
+            _blank(owner, input_id, self._refused[input_id], {"detail": FORGOTTEN})
+        self._erase(owner, tables.SILVER, self._silver)
+        names = ["_base", "partition", "tenant", "event_time"]
+        saved = self.reader.select(tables.BASES, names, [self._key_conditions])
+        for base in without_rows(self.reader, saved["_base"].to_pylist()):
+            owner.decide(BASE, base.body(), base.generation)
+        self._erase(owner, tables.BASES, saved)
         if self.is_there:
             last = owner.history(self.settings).erased
             owner.decide(ERASED, {"last": last, "versions": owner.versions()})
@@ -407,20 +403,6 @@ class Forgetting:
             layout = owner.engine.lake.layout[tables.ERASED]
             owner.append(tables.ERASED, layout.rows(rows), DELETING)
             owner.decide(ERASED, {"last": now})
-
-    def _forget_in_bronze(self, owner: Owner) -> None:
-        for input_id in self.settings.inputs:
-            _blank(owner, input_id, self._read[input_id], {"heartbeat": True})
-            _blank(owner, input_id, self._unmerged[input_id], {})
-            _blank(owner, input_id, self._refused[input_id], {"detail": FORGOTTEN})
-
-    def _forget_in_silver(self, owner: Owner) -> None:
-        self._erase(owner, tables.SILVER, self._silver)
-        names = ["_base", "partition", "tenant", "event_time"]
-        saved = self.reader.select(tables.BASES, names, [of_key(self.key, self.tenant)])
-        for base in without_rows(self.reader, saved["_base"].to_pylist()):
-            owner.decide(BASE, base.body(), base.generation)
-        self._erase(owner, tables.BASES, saved)
 
     def _erase(self, owner: Owner, table: str, rows: pa.Table) -> None:
         """Erase rows of the key by a MERGE: a DELETE would have the key in the table's log."""

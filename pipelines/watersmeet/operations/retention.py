@@ -36,6 +36,7 @@ from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.plan import BatchPlan, TopicPartition
 from watersmeet.core.recovery import read_again_from
 from watersmeet.core.sequence import CORRECTED, MERGED, clock_of
+from watersmeet.core.sequence import Sequence as Order
 from watersmeet.core.tenants import Cut
 from watersmeet.errors import ConfigurationError
 from watersmeet.kafka.cluster import Cluster
@@ -102,7 +103,9 @@ def expire(
     if table == tables.ERASED:
         terms, kept = _places_kafka_lacks(reader, settings)
     elif table == tables.BASES:
-        terms = _replaced_bases(reader)
+        # Nobody reads the others any more, or they were not decided.
+        bases = [base.number for base in bases_of(read_journal(reader))]
+        terms = [[("_base", "not in", bases) if bases else ("_base", "is not null", None)]]
     elif (
         not owner.engine.lake.layout[table].has_records
         or settings.keep == KeepSettings()
@@ -116,8 +119,8 @@ def expire(
             return
         if not only_if_worthwhile:  # a run has done so after its batches
             save_last_state(owner, settings, generation, last.batch)
-        bases = read_bases(reader, generation)
-        old = _Old(reader, settings, last, generation, history.epochs, bases)
+        saved = read_bases(reader, generation)
+        old = _Old(reader, settings, last, generation, history.epochs, saved)
         terms, floors = old.of(table)
     rows = sum(row_count(reader, table, portion) for portion in in_portions(terms))
     if rows and (not only_if_worthwhile or _is_worth_it(reader, table, rows)):
@@ -174,12 +177,6 @@ def _last_erased(reader: TableReader, kept: Where) -> int:
     return max((time for time in of_portions if time is not None), default=0)
 
 
-def _replaced_bases(reader: TableReader) -> _Terms:
-    """Return conditions for the bases that nobody reads any more, or that were not decided."""
-    kept = [base.number for base in bases_of(read_journal(reader))]
-    return [[("_base", "not in", kept)]] if kept else [[("_base", "is not null", None)]]
-
-
 @dataclass
 class _Old:
     """The rows of a lake that are old enough and no longer needed, after its `last` batch.
@@ -220,10 +217,9 @@ class _Old:
             _least(*({tp.partition: (at or 0) - reach_ms} for tp, at in ends.items()))
             for ends in self._ends
         ]
-        for status, (_, column) in tables.STATUSES.items():
-            if column is None:
-                continue
-            name, keep = tables.STATUSES[status].floor, self.settings.keep
+        keep = self.settings.keep
+        for status in tables.FINISHED:
+            name, column = tables.STATUSES[status].floor, str(tables.STATUSES[status].age)
             keep_ms = keep.late_ms if name == tables.LATE else keep.silver_ms
             limits = self._limits(keep_ms, partial(self._needed_of, name))
             for p, limit in _least(limits, needed_since[-1]).items():
@@ -330,9 +326,7 @@ class _Old:
         The time from which a lost lake would be recovered after one counts instead, if it is
         smaller. A partition without such records is absent.
         """
-        beyond = may_be_beyond(MERGED, last_tails(self.reader, MERGED), self.last.clocks)
-        finished = ([*with_message(MERGED), *term] for term in beyond)
-        where: Where = [[("status", "=", "open")], *finished]
+        where: Where = [[("status", "=", "open")], *self._beyond(MERGED)]
         firsts = {name: ("min", name) for name in ("event_time", "closed_at")}
         rows = self.reader.summary(tables.SILVER, ["partition"], firsts, where).to_pylist()
         recovery_times = {
@@ -342,12 +336,16 @@ class _Old:
         }
         return _least({row["partition"]: row["event_time"] for row in rows}, recovery_times)
 
+    def _beyond(self, sequence: Order) -> Where:
+        """Return a condition for the rows of a sequence that may still have to be published."""
+        beyond = may_be_beyond(sequence, last_tails(self.reader, sequence), self.last.clocks)
+        return [[*with_message(sequence), *term] for term in beyond]
+
     def _first_correction(self) -> dict[int, int]:
         """Return, by partition, the smallest last event time (ms) of corrections that may be still
         to be published.
         """
-        beyond = may_be_beyond(CORRECTED, last_tails(self.reader, CORRECTED), self.last.clocks)
-        where = [[*with_message(CORRECTED), *term] for term in beyond]
+        where = self._beyond(CORRECTED)
         return extremes(self.reader, tables.CORRECTIONS, "last_event_time", where, "min")
 
     def _needed_to_correct(self, name: str) -> dict[int, int]:
