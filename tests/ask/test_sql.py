@@ -76,8 +76,8 @@ def test_every_table_and_view_is_there_with_its_own_rows(
     some = ("merged", "generations")
     for name in every if reader.dialect == "datafusion" else some:
         [counted] = rows(reader, lake.settings, f"SELECT count(*) AS n FROM {name}")
-        [[expected]] = lake.reader.summary(name, [], {"n": ("count", "*")}).to_pandas().to_numpy()
-        assert counted == {"n": expected}, name
+        stored = lake.lake.schema(name).names[:1]
+        assert counted == {"n": lake.reader.select(name, stored).num_rows}, name
         columns = ask(reader, lake.settings, f"SELECT * FROM {name}").schema.names
         assert columns == lake.lake.schema(name).names, name
 

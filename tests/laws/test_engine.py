@@ -193,11 +193,11 @@ def test_a_catalog_has_the_views_of_a_lake_as_the_reader_answers_them(
     for name, view in lake.engine.lake.views.items():
         rows = spark.sql(f"SELECT * FROM {lake.engine.lake.own_address(name)}")
         assert rows.columns == view.schema.names
-        assert rows.count() == row_count(lake.reader, name), name
         compared = [each for each in ("partition", "offset", "batch") if each in rows.columns]
         found = sorted(map(tuple, rows.select(*compared).collect()))
-        answered = lake.reader.select(name, compared).to_pylist()
-        assert found == sorted(tuple(row.values()) for row in answered)
+        answered = lake.reader.select(name, compared or view.schema.names[:1]).to_pylist()
+        assert rows.count() == len(answered), name
+        assert not compared or found == sorted(tuple(row.values()) for row in answered)
     assert row_count(lake.reader, tables.CORRECTIONS) > 0
     assert row_count(lake.reader, tables.QUARANTINE) > 0
 

@@ -44,7 +44,6 @@ from watersmeet.lake.table_reader import (
     check_question,
     plain_schema,
     plain_type,
-    restored_to,
 )
 from watersmeet.lake.views import with_reads
 
@@ -176,7 +175,7 @@ class DeltaRsReader(TableReader):
                 c.get("inCommitTimestamp", c["timestamp"]),
                 c.get("userMetadata"),
                 c.get("operation"),
-                restored_to(c.get("operation"), c.get("operationParameters")),
+                c.get("operationParameters"),
             )
             for c in commits
         ]

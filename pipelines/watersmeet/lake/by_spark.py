@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -34,7 +35,6 @@ from watersmeet.lake.table_reader import (
     Where,
     check_question,
     plain_schema,
-    restored_to,
     row_count,
 )
 from watersmeet.lake.views import View, with_reads
@@ -141,17 +141,7 @@ class SparkReader(TableReader):
             "operation",
             "operationParameters",
         ).collect()
-        versions = [
-            Version(
-                row.version,
-                row.at,
-                row.userMetadata,
-                row.operation,
-                restored_to(row.operation, row.operationParameters),
-            )
-            for row in commits
-        ]
-        return sorted(versions, key=lambda version: version.number, reverse=True)
+        return sorted((Version(*row) for row in commits), key=attrgetter("number"), reverse=True)
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
         """See `TableReader`."""

@@ -76,27 +76,24 @@ class PartitionedFiles:
         After a failure there are no files.
         """
         added: list[AddAction] = []
+        written: dict[str, DataFile] = {}
         try:
-            self._write(chunks, added)
+            for chunk in chunks:
+                for value in pc.unique(chunk[self._by]).to_pylist():
+                    is_its = pc.equal(chunk[self._by], value).to_numpy()
+                    rows = filtered(chunk.select(self._schema.names), is_its).cast(self._schema)
+                    if value not in written:
+                        written[value] = DataFile(self._schema, self._counted)
+                    if written[value].write(rows) >= FILE_BYTES:
+                        added.append(self._added(value, written.pop(value)))
+                    del rows
+                del chunk  # not in memory while the next one comes
+            for value, file in written.items():
+                added.append(self._added(value, file))
         except BaseException:
             self._files.delete_files(self._address, [file.path for file in added])
             raise
         return added
-
-    def _write(self, chunks: Iterable[pa.Table], added: list[AddAction]) -> None:
-        written: dict[str, DataFile] = {}
-        for chunk in chunks:
-            for value in pc.unique(chunk[self._by]).to_pylist():
-                is_its = pc.equal(chunk[self._by], value).to_numpy()
-                rows = filtered(chunk.select(self._schema.names), is_its).cast(self._schema)
-                if value not in written:
-                    written[value] = DataFile(self._schema, self._counted)
-                if written[value].write(rows) >= FILE_BYTES:
-                    added.append(self._added(value, written.pop(value)))
-                del rows
-            del chunk  # not in memory while the next one comes
-        for value, file in written.items():
-            added.append(self._added(value, file))
 
     def _added(self, value: str, file: DataFile) -> AddAction:
         name = f"{self._by}={value}/{self._prefix}{uuid.uuid4()}.snappy.parquet"

@@ -7,9 +7,10 @@ then all of them were the last ones at the same moment. Every query is answered 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -71,8 +72,7 @@ class Snapshot(TableReader):
     @property
     def is_past(self) -> bool:
         """True where a table has another version by now, or exists and did not then."""
-        now = {name for name in self._names - self._versions.keys() if self._reader.exists(name)}
-        return bool(now) or any(self._reader.has_moved(*item) for item in self._versions.items())
+        return any(_is_new(self._reader, name, self._versions.get(name)) for name in self._names)
 
     def has_changed_since(self, table: str) -> bool:
         """Return True where rows of a table have been deleted or changed since that moment.
@@ -180,21 +180,16 @@ def _versions(reader: TableReader, names: Collection[str]) -> tuple[Mapping[str,
 
     True where all of them were the last ones at the same moment.
     """
-    versions = dict(_last_versions(reader, names))
-    missing = [name for name in names if name not in versions]
+    versions = dict[str, int]()
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in range(ATTEMPTS):
-            moved = list(pool.map(lambda item: reader.has_moved(*item), versions.items()))
-            new = [name for name in missing if reader.exists(name)]
-            if not any(moved) and not new:
+            is_new = pool.map(partial(_is_new, reader), names, map(versions.get, names))
+            new = [name for name, moved in zip(names, is_new, strict=True) if moved]
+            if not new:
                 return versions, True
-            moved_names = [
-                name for name, has_moved in zip(versions, moved, strict=True) if has_moved
-            ]
-            versions |= dict(_last_versions(reader, [*moved_names, *new]))
-            missing = [name for name in missing if name not in versions]
+            versions |= {name: reader.version(name) for name in new if reader.exists(name)}
     return versions, False
 
 
-def _last_versions(reader: TableReader, names: Collection[str]) -> Iterator[tuple[str, int]]:
-    return ((name, reader.version(name)) for name in names if reader.exists(name))
+def _is_new(reader: TableReader, table: str, version: int | None) -> bool:
+    return reader.exists(table) if version is None else reader.has_moved(table, version)

@@ -70,13 +70,10 @@ _DAMAGED: Final = re.compile(
 def names_tables(kind: type[T]) -> type[T]:
     """Let what the public methods of a class raise name the table that is their first argument."""
     for name, method in [*vars(kind).items()]:
-        if inspect.isfunction(method) and not name.startswith("_") and _is_about_a_table(method):
+        parameters = [*inspect.signature(method).parameters] if inspect.isfunction(method) else []
+        if parameters[1:2] == ["table"] and not name.startswith("_"):
             setattr(kind, name, names_table(method))
     return kind
-
-
-def _is_about_a_table(method: Callable[..., Any]) -> bool:
-    return [*inspect.signature(method).parameters][1:2] == ["table"]
 
 
 def names_table(method: Callable[..., Any]) -> Callable[..., Any]:

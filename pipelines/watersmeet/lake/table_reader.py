@@ -118,15 +118,23 @@ class Version(NamedTuple):
 
     - `committed_at_ms`: when it was made (epoch ms).
     - `metadata`: its `userMetadata`.
-    - `operation`: what it did, as Delta calls it (WRITE, MERGE, OPTIMIZE, ...).
-    - `restored_to`: for a RESTORE, the version that it restored (-1: it does not say which).
+    - `operation`: what it did, as Delta calls it (WRITE, MERGE, OPTIMIZE, ...); `parameters`: of
+      that.
     """
 
     number: int
     committed_at_ms: int
     metadata: str | None
     operation: str | None
-    restored_to: int | None = None
+    parameters: Mapping[str, Any] | None = None
+
+    @property
+    def restored_to(self) -> int | None:
+        """For a RESTORE, the version that it restored (-1: it does not say which)."""
+        if self.operation != "RESTORE":
+            return None
+        version = str((self.parameters or {}).get("version"))
+        return int(version) if version.isdigit() else -1
 
 
 class Histories(Protocol):
@@ -173,13 +181,18 @@ class TableReader(Histories, Protocol):
     ) -> pa.Table:
         """Return what `select` returns, but of the table's own columns and with its own times.
 
-        Their type is timestamp[us, UTC].
+        Their type is timestamp[us, UTC]. Of a view of the journal, it returns all rows.
         """
         view = self.views.get(table)
         if view is None:
             return self.table_rows(table, columns, where, version)
         if view.items is not None:
-            return self._unpacked(view, columns, where, version)
+            if where:
+                raise ValueError(f"{table} is unpacked as a whole")
+            [part] = view.parts
+            names = ["generation", "body", "decided_at"]
+            packed = normalise(self.table_rows(part.table, names, [part.where], version))
+            return view.unpacked(packed.to_pylist()).select(columns)
         parts = [] if view.is_of_one_table else [view.schema.empty_table().select(columns)]
         for part, part_where in self._parts(view, where):
             names = [name for name in columns if name not in part.constants]
@@ -208,18 +221,14 @@ class TableReader(Histories, Protocol):
         *,
         version: int | None = None,
     ) -> pa.Table:
-        """Return a row for each combination of `by`, with aggregates of its rows.
+        """Return a row for each combination of `by`, with aggregates of its rows; not of views of
+        the journal.
 
         Where `by` is empty, there is one row in any case.
         """
         view = self.views.get(table)
         if view is None:
             return normalise(self.table_rows(table, by, where, version, values))
-        if view.items is not None:
-            of_values = [column for _, column in values.values() if column != "*"]
-            columns = [*dict.fromkeys([*by, *of_values])] or view.schema.names[:1]
-            rows = normalise(self._unpacked(view, columns, where, version, values))
-            return _grouped(rows, by, values)
         if view.is_of_one_table:
             [(part, part_where)] = self._parts(view, where)
             return normalise(self.table_rows(part.table, by, part_where, version, values))
@@ -229,20 +238,6 @@ class TableReader(Histories, Protocol):
             groups = normalise(self.table_rows(part.table, names, part_where, version, values))
             rows.append(_with_constants(groups, part, by).select([*by, *values]))
         return _summed(rows or [normalise(_empty_summary(view, by, values))], by, values)
-
-    def _unpacked(
-        self,
-        view: View,
-        columns: Sequence[str],
-        where: Where,
-        version: int | None,
-        values: Aggregates = MappingProxyType({}),
-    ) -> pa.Table:
-        check_question(view.name, view.schema.names, columns, where, values)
-        [part] = view.parts
-        names = ["generation", "body", "decided_at"]
-        rows = normalise(self.table_rows(part.table, names, [part.where], version))
-        return view.unpacked(rows.to_pylist(), where).select(columns)
 
     def _parts(self, view: View, where: Where) -> Iterator[tuple[Part, Where]]:
         """Yield the parts of a view that may have such rows, with the condition there. Of several,
@@ -345,27 +340,11 @@ def _empty_summary(view: View, by: Sequence[str], values: Aggregates) -> pa.Tabl
     return pa.schema(list(zip([*by, *values], kinds, strict=True))).empty_table()
 
 
-def _grouped(rows: pa.Table, by: Sequence[str], values: Aggregates) -> pa.Table:
-    aggregates = [
-        ([], "count_all") if column == "*" else (column, kind) for kind, column in values.values()
-    ]
-    groups = rows.group_by(list(by), use_threads=False).aggregate(aggregates)
-    return groups.rename_columns([*by, *values])
-
-
 def _summed(parts: Sequence[pa.Table], by: Sequence[str], values: Aggregates) -> pa.Table:
     again = {"count": "sum"}
     aggregates = [(name, again.get(kind, kind)) for name, (kind, _) in values.items()]
     groups = pa.concat_tables(parts).group_by(list(by), use_threads=False).aggregate(aggregates)
     return groups.rename_columns([*by, *values])
-
-
-def restored_to(operation: str | None, parameters: Mapping[str, Any] | None) -> int | None:
-    """Return the version that a commit has restored, from its history entry (see `Version`)."""
-    if operation != "RESTORE":
-        return None
-    version = str((parameters or {}).get("version"))
-    return int(version) if version.isdigit() else -1
 
 
 Bounds: TypeAlias = Mapping[int, tuple[int | None, int | None]]

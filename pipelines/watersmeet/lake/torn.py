@@ -336,19 +336,14 @@ def _look_at_checkpoints(tail: Tail, names: Sequence[str], entries: Sequence[int
         tail.checkpoints |= dict.fromkeys(by_version[version], flaw)
     if LAST_CHECKPOINT in names:
         last = tail.log / LAST_CHECKPOINT
-        named = _version_named(last)
+        named: int | None = None
+        with suppress(ValueError, LookupError, TypeError):
+            named = int(orjson.loads(last.read_bytes())["version"])
         if named is None:
             tail.hints += [last, checksum_of(last)]
         elif base is None or named > base or named not in by_version:
             tail.checkpoints[LAST_CHECKPOINT] = "names a checkpoint that is not there, or not whole"
     return base
-
-
-def _version_named(last_checkpoint: Path) -> int | None:
-    try:
-        return int(orjson.loads(last_checkpoint.read_bytes())["version"])
-    except (ValueError, LookupError, TypeError):
-        return None
 
 
 def _is_whole(checkpoint: Path) -> bool:
@@ -360,13 +355,9 @@ def _is_whole(checkpoint: Path) -> bool:
         pq.read_metadata(checkpoint)
     except (pa.ArrowException, OSError):
         return False
-    return _has_parts(checkpoint)
-
-
-def _has_parts(checkpoint: Path) -> bool:
-    """Return True where all the parts of a checkpoint are there of which this file is one."""
     if (match := _PART.search(checkpoint.name)) is None:
         return True
+    # It is one of several parts, all of which must be there.
     before, count = checkpoint.name[: match.start()], match[2]
     parts = [f"{before}.{n:010}.{count}.parquet" for n in range(1, int(count) + 1)]
     return all((checkpoint.parent / part).exists() for part in parts)

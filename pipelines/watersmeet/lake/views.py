@@ -91,20 +91,14 @@ class View:
         of_row = {"generation", "decided_at", *(field.name for field in of_items)}
         return [field for field in self.schema if field.name not in of_row], of_items
 
-    def unpacked(self, rows: Iterable[Mapping[str, Any]], where: Where) -> pa.Table:
+    def unpacked(self, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
         """Return the rows of a view of the journal, from that table's rows."""
-        unpacked = []
+        unpacked = list[dict[str, Any]]()
         for row in rows:
             body = orjson.loads(row["body"])
             items = body[self.items] if self.items else [{}]
             unpacked += [{**row, **body, **item} for item in items]
-        met = [
-            row
-            for row in unpacked
-            if any(all(_holds(row[column], *rest) for column, *rest in term) for term in where)
-            or not where
-        ]
-        return tables.Table(self.name, self.schema).rows_of(met)
+        return tables.Table(self.name, self.schema).rows_of(unpacked)
 
     @property
     def is_of_one_table(self) -> bool:
