@@ -19,10 +19,9 @@ from deltalake.transaction import AddAction
 
 from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.core.types import TIME
-from watersmeet.lake import partitioned
-from watersmeet.lake.data_file import DataFile
+from watersmeet.lake import data_file
+from watersmeet.lake.data_file import DataFile, PartitionedFiles
 from watersmeet.lake.files import Files
-from watersmeet.lake.partitioned import PartitionedFiles
 
 FIRST, LAST = "1970-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z"
 BEYOND = (LAST_EVENT_TIME_MS + 1, 1_768_780_800_123_456, (2**63 - 1) // 1000)
@@ -67,7 +66,7 @@ def test_a_time_of_any_number_is_written_and_bounds_are_times_of_the_calendar(
 def test_files_that_were_complete_when_the_rest_failed_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partitioned, "FILE_BYTES", 1)
+    monkeypatch.setattr(data_file, "FILE_BYTES", 1)
     lake = tmp_path / "lake"
     schema = SCHEMA.append(pa.field("status", pa.string()))
     chunk = pa.table([[1], pa.array([1], TIME), ["open"]], schema=schema)
@@ -110,7 +109,7 @@ def test_a_killed_process_leaves_no_row_on_its_own_disk(tmp_path: Path, writing:
         import os, signal, sys
         import pyarrow as pa
         from watersmeet.lake.files import Files
-        from watersmeet.lake.partitioned import PartitionedFiles, by_key
+        from watersmeet.lake.data_file import PartitionedFiles, by_key
 
         NAMES = ("tenant", "merge_key", "status")
         SCHEMA = pa.schema([("partition", pa.int32()), *((n, pa.string()) for n in NAMES)])

@@ -23,7 +23,7 @@ from tests.support.lakes import CaseLake
 from tests.support.rewrites import rewrite_open_records, rewrites_of
 from watersmeet.errors import LeaseLostError, TableConflictError
 from watersmeet.lake import tables
-from watersmeet.lake.partitioned import PartitionedFiles
+from watersmeet.lake.data_file import PartitionedFiles
 from watersmeet.lake.progress import last_batch
 
 SOURCES = ("tracking", "orders", "returns")

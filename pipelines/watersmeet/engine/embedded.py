@@ -50,12 +50,11 @@ from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader, columns_of, sql_name, sql_where, streamed
 from watersmeet.lake.commits import Commit, suppress_conflict
 from watersmeet.lake.conditions import literal
-from watersmeet.lake.data_file import FILES, DataFile
+from watersmeet.lake.data_file import FILES, DataFile, PartitionedFiles, by_key
 from watersmeet.lake.durable import durably
 from watersmeet.lake.features import check_features
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FILE_BYTES
-from watersmeet.lake.partitioned import PartitionedFiles, by_key
 from watersmeet.lake.table_errors import names_table, names_tables
 from watersmeet.lake.table_reader import VersionGoneError, Where, normalise, row_count, sizes_of
 from watersmeet.lake.tables import CHANGE_DATA_FEED, STATISTICS_BYTES, Table

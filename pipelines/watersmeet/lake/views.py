@@ -7,9 +7,8 @@ A reader answers the former as it answers tables, and every query brings along t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import eq, ge, gt, le, lt, ne
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -42,34 +41,16 @@ class Part:
 
     def resolved(self, where: Where) -> Where | None:
         """Return conditions on the view as conditions on the table; None where no row of this part
-        meets them.
+        meets them. Constants are compared by `=` alone.
         """
         terms = []
         for term in where or [()]:
             on_constants = [each for each in term if each[0] in self.constants]
-            if all(_holds(self.constants[column], *rest) for column, *rest in on_constants):
+            if any(operator != "=" for _, operator, _ in on_constants):
+                raise ValueError(f"{on_constants} compares a constant in another way than by `=`")
+            if all(self.constants[column] == value for column, _, value in on_constants):
                 terms.append([*self.where, *(each for each in term if each not in on_constants)])
         return terms or None
-
-
-def _holds(value: Any, operator: str, bound: Any) -> bool:
-    if operator in ("is null", "is not null"):
-        return (value is None) == (operator == "is null")
-    return value is not None and bool(_OPERATORS[operator](value, bound))
-
-
-_OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
-    "=": eq,
-    "!=": ne,
-    "<": lt,
-    "<=": le,
-    ">": gt,
-    ">=": ge,
-    "in": lambda value, bounds: value in bounds,
-    "not in": lambda value, bounds: value not in bounds,
-    "begins with": str.startswith,
-    "ends with": str.endswith,
-}
 
 
 @dataclass(frozen=True)
