@@ -196,15 +196,10 @@ def _encoded(state: State) -> bytes:
             ],
             "cuts": [[*_place(tp), *cut] for tp, cut in state.cuts.items()],
             "idle": [[*_place(tp), [*map(tuple, each)]] for tp, each in state.idle.items()],
-            **{
-                name: [*times.items()]
-                for name, times in (
-                    ("clocks", state.clocks),
-                    ("horizons", rules.horizons),
-                    ("epoch_start", rules.epoch_start),
-                    ("since", rules.since),
-                )
-            },
+            "clocks": [*state.clocks.items()],
+            "horizons": [*rules.horizons.items()],
+            "epoch_start": [*rules.epoch_start.items()],
+            "since": [*rules.since.items()],
             "tenant_horizons": [[*place, at] for place, at in rules.tenant_horizons.items()],
         }
     )

@@ -62,64 +62,6 @@ Records: TypeAlias = tuple[pa.Table, dict[InputPartition, int]]
 
 
 @dataclass
-class RecordReader:
-    """Reads records of one source, with what decides where they go.
-
-    `executor` reads, in the background, as much at a time as a transaction can hold (`size`).
-    """
-
-    settings: Settings
-    source: str
-    executor: Executor
-    size: TransactionSize = field(default_factory=lambda: TransactionSize(_SHARES, _SHARES))
-    _given_up: set[int] = field(default_factory=set)
-    """Ids of schemas that are no longer waited for."""
-    _waiting_since: float | None = None
-    """Time (monotonic) since which a schema is waited for that the registry does not have."""
-
-    def start(
-        self, unread: Sequence[tuple[InputPartition, int, int]], inputs: int
-    ) -> Future[list[Records]]:
-        """Start reading some of all `inputs`, from one offset to another, in equal shares."""
-        offsets = self.settings.kafka.max_offsets_per_batch * self.size.limit // self.size.largest
-        share = max(1, offsets // inputs)
-        ranges = [Range(*tp, since, min(since + share, end)) for tp, since, end in unread]
-        return self.executor.submit(self._read, ranges, inputs)
-
-    def result(self, reading: Future[list[Records]]) -> list[Records]:
-        """Wait for a read, and return its records by topic, or raise what it has raised.
-
-        A schema that the registry lacks is given up once `registry.unknown_after` has passed.
-        """
-        try:
-            records = reading.result()
-        except Exception as failure:
-            after_ms = self.settings.sources[self.source].unknown_after_ms
-            schema_id = unknown_schema_of(failure)
-            if after_ms is not None and schema_id is not None:
-                now = time.monotonic()
-                self._waiting_since = self._waiting_since or now
-                if now - self._waiting_since >= after_ms / 1000:
-                    self._given_up.add(schema_id)
-            raise
-        self._waiting_since = None
-        return records
-
-    def _read(self, ranges: Sequence[Range], inputs: int) -> list[Records]:
-        rules = rules_of(self.settings, self.source, self._given_up)
-        decode = partial(assign_partitions, rules=rules)
-        max_bytes = READ_BYTES * self.size.limit // self.size.largest
-        records = []
-        for topic in dict.fromkeys(offset_range.topic for offset_range in ranges):
-            topic_ranges = [offset_range for offset_range in ranges if offset_range.topic == topic]
-            share = max_bytes * len(topic_ranges) // inputs
-            rows, reached = read_decoded(self.settings.kafka, topic_ranges, decode, ROUTED, share)
-            ends = {InputPartition(topic, p): offset for p, offset in reached.items()}
-            records.append((rows, ends))
-        return records
-
-
-@dataclass
 class _State:
     """The state of this process, valid as long as nothing fails.
 
@@ -146,13 +88,18 @@ class Repartition:
     """Number of records written, by the topic that they come from."""
     is_done: bool = False
     """True where everything is written that was there at the last check."""
+    _size: TransactionSize = field(default_factory=lambda: TransactionSize(_SHARES, _SHARES))
+    """How much a transaction can hold: as much is read at a time."""
+    _given_up: set[int] = field(default_factory=set)
+    """Ids of schemas that are no longer waited for."""
+    _waiting_since: float | None = None
+    """Time (monotonic) since which a schema is waited for that the registry does not have."""
     _state: _State | None = None
     _is_warned: bool = False
 
     def __post_init__(self) -> None:
         self._origins = OriginTopics(self.settings, self.source)
         self._topic = WrittenTopic(self.settings, self.source)
-        self._reader = RecordReader(self.settings, self.source, self.executor)
 
     def poll(self) -> None:
         """Record the offsets that Kafka has now, which are written next.
@@ -176,7 +123,7 @@ class Repartition:
             state.offsets.setdefault(tp, first)
         self._begin_reading(state)
         reading, state.reading = state.reading, None
-        for rows, reached in self._reader.result(reading) if reading else ():
+        for rows, reached in self._result(reading) if reading else ():
             state.lockstep.add(rows)
             state.offsets |= reached
         unread = [tp for tp, end in self._origins.ends.items() if state.offsets[tp] < end]
@@ -214,7 +161,7 @@ class Repartition:
 
     def _send(self, messages: Iterator[pa.Table]) -> None:
         began = time.monotonic()
-        size = self._reader.size
+        size = self._size
         try:
             self._publisher.send(messages)
         except FencedError:
@@ -263,7 +210,44 @@ class Repartition:
             if (since := state.offsets[tp]) < end and tp not in waiting
         ]
         if unread and state.reading is None:
-            state.reading = self._reader.start(unread, len(ends))
+            # Some of all inputs, in equal shares.
+            offsets = self.settings.kafka.max_offsets_per_batch * self._size.limit // _SHARES
+            share = max(1, offsets // len(ends))
+            ranges = [Range(*tp, since, min(since + share, end)) for tp, since, end in unread]
+            state.reading = self.executor.submit(self._read, ranges, len(ends))
+
+    def _read(self, ranges: Sequence[Range], inputs: int) -> list[Records]:
+        """Read ranges of some of all `inputs`, in the background."""
+        rules = rules_of(self.settings, self.source, self._given_up)
+        decode = partial(assign_partitions, rules=rules)
+        max_bytes = READ_BYTES * self._size.limit // _SHARES
+        records = []
+        for topic in dict.fromkeys(offset_range.topic for offset_range in ranges):
+            topic_ranges = [offset_range for offset_range in ranges if offset_range.topic == topic]
+            share = max_bytes * len(topic_ranges) // inputs
+            rows, reached = read_decoded(self.settings.kafka, topic_ranges, decode, ROUTED, share)
+            ends = {InputPartition(topic, p): offset for p, offset in reached.items()}
+            records.append((rows, ends))
+        return records
+
+    def _result(self, reading: Future[list[Records]]) -> list[Records]:
+        """Wait for a read, and return its records by topic, or raise what it has raised.
+
+        A schema that the registry lacks is given up once `registry.unknown_after` has passed.
+        """
+        try:
+            records = reading.result()
+        except Exception as failure:
+            after_ms = self.settings.sources[self.source].unknown_after_ms
+            schema_id = unknown_schema_of(failure)
+            if after_ms is not None and schema_id is not None:
+                now = time.monotonic()
+                self._waiting_since = self._waiting_since or now
+                if now - self._waiting_since >= after_ms / 1000:
+                    self._given_up.add(schema_id)
+            raise
+        self._waiting_since = None
+        return records
 
     def _recover(self) -> _State:
         self._check_rules()  # before anybody is fenced

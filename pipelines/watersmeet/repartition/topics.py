@@ -6,9 +6,9 @@ The latter itself says how much of the others it has.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, TypeVar
 
 import pyarrow as pa
 from confluent_kafka import Message
@@ -18,6 +18,7 @@ from watersmeet.core.dead_letters import NEXT_OFFSETS
 from watersmeet.core.reading import KAFKA
 from watersmeet.core.repartition import (
     ORIGIN,
+    Headers,
     InputPartition,
     Origin,
     RepartitionProgress,
@@ -29,6 +30,8 @@ from watersmeet.errors import ConfigurationError, ForeignMessageError, TopicChan
 from watersmeet.kafka.cluster import Cluster, copy_settings
 from watersmeet.kafka.reading import Range, headers_of, read_range, read_tails
 from watersmeet.settings import Settings
+
+_T = TypeVar("_T")
 
 CHECK_EVERY_S: Final = 5.0
 """Interval at which the topics are checked for a new identity or new partitions."""
@@ -105,14 +108,6 @@ class OriginTopics:
         return backlog
 
 
-class _Tail(NamedTuple):
-    """A last message, which says how much was written."""
-
-    message: Message
-    origin: Origin
-    progress: RepartitionProgress
-
-
 class WrittenTopic:
     """The topic of one source, which its records are written to."""
 
@@ -170,20 +165,12 @@ class WrittenTopic:
                     "last messages",
                     fix="name another topic and another lake",
                 )
-        parsed = [_parsed(message) for message in tails.values()]
-        self._check_origins(origins, parsed)
-        return max(
-            (tail.progress for tail in parsed),
-            key=lambda progress: sum(progress.offsets.values()),
-            default=RepartitionProgress(origins.identities, {}, {}),
-        )
-
-    def _check_origins(self, origins: OriginTopics, tails: Sequence[_Tail]) -> None:
-        identities = {item for tail in tails for item in tail.progress.topics.items()}
-        for topic, identified in identities:
+        progress = [_parsed(message, written, NEXT_OFFSETS) for message in tails.values()]
+        copies = [(_parsed(message, origin_of, ORIGIN), message) for message in tails.values()]
+        for topic, identified in {item for each in progress for item in each.topics.items()}:
             identity = origins.identities.get(topic)
             if identified != identity and not (
-                identity and self._has_the_records(origins, topic, tails)
+                identity and self._has_the_records(origins, topic, copies)
             ):
                 raise ConfigurationError(
                     f"{self.name} was written from {identified}, and `from` names "
@@ -191,17 +178,22 @@ class WrittenTopic:
                     where=f"sources.{self._source}.repartition.from",
                     fix="name that topic, too, or write to another one with another lake",
                 )
+        return max(
+            progress,
+            key=lambda each: sum(each.offsets.values()),
+            default=RepartitionProgress(origins.identities, {}, {}),
+        )
 
-    def _has_the_records(self, origins: OriginTopics, topic: str, tails: Sequence[_Tail]) -> bool:
+    def _has_the_records(
+        self, origins: OriginTopics, topic: str, copies: Sequence[tuple[Origin, Message]]
+    ) -> bool:
         # So it is after a move of the cluster with its offsets: at least one record of which these
         # messages are copies is there, and none differs.
-        copied = [tail for tail in tails if tail.origin.topic == topic]
-        found = {self._is_copy(origins, tail) for tail in copied}
-        return True in found and False not in found
+        are_there = {self._is_copy(origins, *each) for each in copies if each[0].topic == topic}
+        return True in are_there and False not in are_there
 
-    def _is_copy(self, origins: OriginTopics, tail: _Tail) -> bool | None:
+    def _is_copy(self, origins: OriginTopics, origin: Origin, message: Message) -> bool | None:
         # None where Kafka has deleted the record.
-        origin = tail.origin
         first, end = origins.bounds.get(InputPartition(origin.topic, origin.partition), (0, 0))
         if origin.offset < first:
             return None
@@ -209,22 +201,17 @@ class WrittenTopic:
             return False
         there = read_range(self._settings.kafka, Range(*origin, origin.offset + 1))
         rows = pa.Table.from_batches(there, KAFKA)
-        sent = tail.message.timestamp()[1]
+        sent = message.timestamp()[1]
         # As `repartition_messages` writes them.
         kafka_times = times_ms(rows["kafka_timestamp"]).tolist()
         times = [sent if kafka_time < 0 else max(1, kafka_time) for kafka_time in kafka_times]
         records = zip(rows["key"].to_pylist(), rows["value"].to_pylist(), times, strict=True)
-        return (tail.message.key(), tail.message.value(), sent) in records
+        return (message.key(), message.value(), sent) in records
 
 
-def _parsed(message: Message) -> _Tail:
-    headers = headers_of(message)
-    place = message.topic() or "", message.partition() or 0, message.offset() or 0
+def _parsed(message: Message, parse: Callable[[Headers], _T], header: str) -> _T:
     try:
-        progress = written(headers)
+        return parse(headers_of(message))
     except ValueError:
-        raise ForeignMessageError(*place, NEXT_OFFSETS) from None
-    try:
-        return _Tail(message, origin_of(headers), progress)
-    except ValueError:
-        raise ForeignMessageError(*place, ORIGIN) from None
+        place = message.topic() or "", message.partition() or 0, message.offset() or 0
+        raise ForeignMessageError(*place, header) from None
