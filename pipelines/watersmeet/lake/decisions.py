@@ -52,10 +52,7 @@ def last_decisions(
     reader: TableReader, generation: Generation
 ) -> dict[TopicPartition, IdleDecision]:
     """Return a generation's last decision about each topic-partition, without times of tenants."""
-    values = {"after": ("max", "after_offset"), "time": ("max", "event_time")}
-    where = [[_of(generation), _ITSELF]]
-    rows = reader.summary(tables.IDLE_HEARTBEATS, _INPUT, values, where).to_pylist()
-    return {topic_partition(row): IdleDecision(row["after"], row["time"]) for row in rows}
+    return _at_the_end(reader, [[_of(generation), _ITSELF]], "max")
 
 
 def first_decided(
@@ -71,10 +68,14 @@ def first_decided(
             [_of(generation), _ITSELF, ("partition", "=", p), ("event_time", ">=", time)]
             for p, time in portion
         ]
-        values = {"after": ("min", "after_offset"), "time": ("min", "event_time")}
-        rows = reader.summary(tables.IDLE_HEARTBEATS, _INPUT, values, where).to_pylist()
-        first |= {topic_partition(row): IdleDecision(row["after"], row["time"]) for row in rows}
+        first |= _at_the_end(reader, where, "min")
     return first
+
+
+def _at_the_end(reader: TableReader, where: Where, kind: str) -> dict[TopicPartition, IdleDecision]:
+    values = {"after": (kind, "after_offset"), "time": (kind, "event_time")}
+    rows = reader.summary(tables.IDLE_HEARTBEATS, _INPUT, values, where).to_pylist()
+    return {topic_partition(row): IdleDecision(row["after"], row["time"]) for row in rows}
 
 
 _ITSELF: Condition = ("tenant", "is null", None)

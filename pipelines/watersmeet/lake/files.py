@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import unquote, urlsplit
@@ -84,13 +85,7 @@ class Files:
 
     def write_text(self, address: str, text: str) -> None:
         """Write a file anew, and make the folders that lead to it."""
-        if scheme_of(address) is None:
-            path = Path(local_path(address))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="")
-            return
-        with self._at(address, "writing") as (store, name):
-            obstore.put(store, name, text.encode())
+        self.put(BytesIO(text.encode()), address)
 
     def put(self, file: BinaryIO, address: str) -> None:
         """Copy what an opened file still has, of any size, to an address."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,7 +106,12 @@ def history_of(decisions: Sequence[Decision], settings: Settings) -> History:
         facts_of(decisions),
         epochs_of(decisions, settings),
         generations_of(decisions),
-        _skips(decisions),
+        [
+            Skip(topic_partition(jump), jump["from_offset"], jump["to_offset"])
+            for decision in decisions
+            if decision.kind in (BEGIN, SKIP)
+            for jump in decision.body["jumps"]
+        ],
         any(decision.kind == RULES for decision in decisions),
         max((each.generation or 0 for each in decisions if each.kind == CLOSED), default=0),
         floors_of(decisions),
@@ -114,12 +119,3 @@ def history_of(decisions: Sequence[Decision], settings: Settings) -> History:
         next((each.body["last"] for each in reversed(decisions) if each.kind == ERASED), 0),
         dict(item for each in decisions for item in each.body.get("versions", {}).items()),
     )
-
-
-def _skips(decisions: Iterable[Decision]) -> list[Skip]:
-    return [
-        Skip(topic_partition(jump), jump["from_offset"], jump["to_offset"])
-        for decision in decisions
-        if decision.kind in (BEGIN, SKIP)
-        for jump in decision.body["jumps"]
-    ]

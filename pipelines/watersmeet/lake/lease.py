@@ -169,8 +169,12 @@ class Lease:
             for owner in owners.values():
                 if owner.change or not self.change:
                     self._await_silence(owner)
-            if not self._claim(max(next_entry, largest_known() + 1)):
+            entry = max(next_entry, largest_known() + 1)
+            self._append(entry, TAKEN, token=entry)
+            rows = self.reader.select(tables.LEASES, ["holder"], [[("entry", "=", entry)]])
+            if {*rows["holder"].to_pylist()} != {self._holder}:
                 continue
+            self.token = entry
             self._write_renewal()
             for owner in owners.values():
                 self._files.delete(self._path(owner.id))
@@ -228,14 +232,6 @@ class Lease:
         entries = last_entries(self.reader)
         next_entry = max((entry.entry for entry in entries.values()), default=0) + 1
         return {name: entry for name, entry in entries.items() if name in self.layers}, next_entry
-
-    def _claim(self, entry: int) -> bool:
-        self._append(entry, TAKEN, token=entry)
-        rows = self.reader.select(tables.LEASES, ["holder"], [[("entry", "=", entry)]])
-        is_ours = set(rows["holder"].to_pylist()) == {self._holder}
-        if is_ours:
-            self.token = entry
-        return is_ours
 
     def _append(self, entry: int, event: str, token: int) -> None:
         jvm_pid = _jvm_pid()

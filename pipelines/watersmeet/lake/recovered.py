@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -171,18 +171,14 @@ def _offsets_of_copies(
         ]
         columns = ["partition", "offset", REDRIVEN_FROM.name, RECORD_BYTES.name]
         rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, redriven))
-        claims = list[_Claim]()
-        for p, *claim in row_values(rows, *columns):
+        claims = dict[_Place, tuple[_Place, int]]()
+        for p, offset, original, size in row_values(rows, *columns):
             since, until = input_ranges.get(p, (0, 0))
             begin = generation.begin.get(TopicPartition(input_id, p), 0)
-            is_here = since <= claim[0] and (until is None or claim[0] < until)
-            if is_here and claim[1] >= begin:
-                claims.append(_Claim(p, *claim))
-        copied = defaultdict(list)
+            if since <= offset and (until is None or offset < until) and original >= begin:
+                claims[p, offset] = (p, original), size
         for p, offset in _copies(reader, input_id, claims):
-            copied[p].append(offset)
-        for p, offsets in copied.items():
-            yield TopicPartition(input_id, p), np.array(offsets, np.int64)
+            yield TopicPartition(input_id, p), np.array([offset], np.int64)
 
 
 def copies_of_deleted(
@@ -207,26 +203,22 @@ def copies_of_deleted(
                 yield TopicPartition(input_id, p), np.array([offset], np.int64)
 
 
-class _Claim(NamedTuple):
-    """A redriven record: the place of the one that it says it was, and how many bytes it has."""
-
-    partition: int
-    offset: int
-    original: int
-    size: int
+_Place: TypeAlias = tuple[int, int]
+"""The partition and offset of a record of an input."""
 
 
 def _copies(
-    reader: TableReader, input_id: InputId, claims: Iterable[_Claim]
-) -> Iterator[tuple[int, int]]:
-    """Yield, by partition and offset, the records with the bytes of an original that was read.
+    reader: TableReader, input_id: InputId, claims: Mapping[_Place, tuple[_Place, int]]
+) -> Iterator[_Place]:
+    """Yield the records with the bytes of an original that was read.
 
-    Bytes are read of nothing that is larger than the record which claims to be its copy: a small
-    record may name any other.
+    `claims`: the place that each redriven record says it had, and how many bytes it has. Bytes are
+    read of nothing that is larger than the record which claims to be its copy: a small record may
+    name any other.
     """
     table = tables.bronze(input_id.source)
     read: Condition = ("reason", "is null", None)
-    named = {(claim.partition, claim.original) for claim in claims}
+    named = {original for original, _ in claims.values()}
     columns = ["partition", "offset", RECORD_BYTES.name]
     sizes = {
         (p, at): size
@@ -234,9 +226,9 @@ def _copies(
         for p, at, size in row_values(rows, *columns)
     }
     copies = {
-        (claim.partition, claim.offset): (claim.partition, claim.original)
-        for claim in claims
-        if sizes.get((claim.partition, claim.original), claim.size + 1) <= claim.size
+        at: original
+        for at, (original, size) in claims.items()
+        if sizes.get(original, size + 1) <= size
     }
     columns = ["partition", "offset", "key", "value"]
     digests = {}

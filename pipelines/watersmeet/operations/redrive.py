@@ -158,7 +158,8 @@ class Redrive:
         """
         partitions, offsets = self._refused(input_id)
         if publisher is not None and len(offsets):
-            self._begin(publisher)
+            publisher.begin()
+            check_not_changing(self.reader, Lake(self.settings), FORGET)
             partitions, offsets = self._refused(input_id)  # one may have been forgotten meanwhile
         if not len(offsets):
             return 0, []
@@ -227,10 +228,6 @@ class Redrive:
                         where="--reason",
                         fix=f"send such records to {' or '.join(origins)}",
                     )
-
-    def _begin(self, publisher: Publisher) -> None:
-        publisher.begin()
-        check_not_changing(self.reader, Lake(self.settings), FORGET)
 
     def _refused(self, input_id: InputId) -> tuple[Int64s, Int64s]:
         conditions: list[Condition] = [("reason", "=", self.reason), NOT_FORGOTTEN]
@@ -318,10 +315,8 @@ class Refused:
     def _read(self, places: Iterable[tuple[int, int]]) -> None:
         new = {place for place in places if place not in self._fingerprints}
         self._fingerprints |= dict.fromkeys(new)
-        conditions: list[Condition] = [("source", "=", self.input.source), NOT_FORGOTTEN]
-        for rows in records_at(
-            self._reader, self.input, tables.QUARANTINE, new, _WHOLE, conditions
-        ):
+        of_input = _of(self.input)
+        for rows in records_at(self._reader, self.input, tables.QUARANTINE, new, _WHOLE, of_input):
             self._fingerprints |= {
                 (row["partition"], row["offset"]): _fingerprint(row) for row in rows.to_pylist()
             }
