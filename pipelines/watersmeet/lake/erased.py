@@ -66,16 +66,6 @@ def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
         number = rows.column_names.index(name)
         kind = rows.schema.field(name).type
         if column is None:
-            column = (
-                pc.if_else(erased_mask, pa.scalar(None, kind), rows[name])
-                if not pa.types.is_nested(kind)
-                else _without(rows[name], erased_mask)
-            )
+            column = pc.if_else(erased_mask, pa.scalar(None, kind), rows[name])
         rows = rows.set_column(number, rows.schema.field(name), column.cast(kind))
     return rows
-
-
-def _without(column: pa.ChunkedArray, mask: pa.Array) -> pa.ChunkedArray:
-    """Return a column of lists, null where `mask` is true."""
-    numbers = pa.array(np.arange(len(column)), mask=np.asarray(mask))
-    return column.take(numbers)
