@@ -105,7 +105,8 @@ def last_commit(
 
     None where the table's history has no such commit, or no longer.
     """
-    return next(_commits(reader, table, application), None)
+    of_application = (each for each in commits(reader, table) if each[1].application == application)
+    return next(of_application, None)
 
 
 def last_decision(
@@ -116,7 +117,9 @@ def last_decision(
     Where the history no longer has it, the last fence repeats it. None where there is neither.
     """
     repeated: tuple[int, Commit] | None = None
-    for version, commit in _commits(reader, table, application):
+    for version, commit in commits(reader, table):
+        if commit.application != application:
+            continue
         if not commit.is_fence:
             return version.number, commit
         decided = Commit.parse(commit.facts.get("decided"))
@@ -129,14 +132,9 @@ def closed_by(reader: Histories) -> int:
     """Return the generation whose beginning has closed rows of silver since its last batch; 0
     without one.
     """
-    for version in walk(reader, tables.SILVER):
-        commit = commit_of(tables.SILVER, version)
-        if commit is not None and not commit.is_fence:
-            if commit.application == RESETTING:
-                return int(commit.facts.get("generation", 0))
-            if commit.application == APPLICATION:
-                return 0
-    return 0
+    decided = (commit for _, commit in commits(reader, tables.SILVER) if not commit.is_fence)
+    last = next((each for each in decided if each.application in (RESETTING, APPLICATION)), None)
+    return int(last.facts.get("generation", 0)) if last and last.application == RESETTING else 0
 
 
 def commit_of(table: str, version: Version) -> Commit | None:
@@ -156,10 +154,10 @@ def commit_of(table: str, version: Version) -> Commit | None:
     return commit if is_batch else None
 
 
-def _commits(reader: Histories, table: str, application: str) -> Iterator[tuple[Version, Commit]]:
+def commits(reader: Histories, table: str) -> Iterator[tuple[Version, Commit]]:
+    """Yield the owners' commits to a table, fences included, the last one first."""
     for version in walk(reader, table):
-        commit = commit_of(table, version)
-        if commit is not None and commit.application == application:
+        if (commit := commit_of(table, version)) is not None:
             yield version, commit
 
 

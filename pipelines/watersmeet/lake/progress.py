@@ -11,9 +11,9 @@ import pyarrow as pa
 from watersmeet.core.plan import BatchPlan, OffsetRange
 from watersmeet.core.silver import BATCH
 from watersmeet.lake import tables
-from watersmeet.lake.commits import commit_of
+from watersmeet.lake.commits import commits
 from watersmeet.lake.inputs import topic_partition
-from watersmeet.lake.table_reader import Histories, TableReader, extreme, walk
+from watersmeet.lake.table_reader import Histories, TableReader, extreme
 from watersmeet.lake.tables import Table
 
 
@@ -72,8 +72,8 @@ class BatchVersions:
     def __init__(self, reader: Histories) -> None:
         self._older = (
             (commit.facts["batch"], version.number)
-            for version in walk(reader, tables.SILVER)
-            if (commit := commit_of(tables.SILVER, version)) and "batch" in commit.facts
+            for version, commit in commits(reader, tables.SILVER)
+            if "batch" in commit.facts
         )
         self._read = dict[int, int]()
 
