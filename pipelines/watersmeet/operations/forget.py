@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core import sequence as sequences
-from watersmeet.core.columns import row_values
+from watersmeet.core.columns import int64s, row_values
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.merge import REPLACING
 from watersmeet.core.reading import FORGOTTEN, KEYED_BY, ReadingRules, merge_keys
@@ -41,7 +41,7 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import REDRIVE, fence_records
 from watersmeet.lake import tables
 from watersmeet.lake.bases import without_rows
-from watersmeet.lake.chunks import NOT_FORGOTTEN, records_at
+from watersmeet.lake.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
 from watersmeet.lake.commits import Commit, is_conflict
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.inputs import of_key, of_topic
@@ -49,7 +49,7 @@ from watersmeet.lake.journal import BASE, ERASED
 from watersmeet.lake.lease import FORGET
 from watersmeet.lake.published import last_tails_in, topic_of
 from watersmeet.lake.schemas import avro_schemas
-from watersmeet.lake.table_reader import Condition, TableReader, extreme, row_count
+from watersmeet.lake.table_reader import Condition, TableReader, Where, extreme, row_count
 from watersmeet.lake.tables import DELETING
 from watersmeet.lake.unpublished import with_message
 from watersmeet.monitoring.observability import Reporter
@@ -187,10 +187,8 @@ class Forgetting:
 
     @cached_property
     def _read(self) -> dict[InputId, Places]:
-        return {
-            input_id: self._in_table(input_id, self._key_conditions)
-            for input_id in self.settings.inputs
-        }
+        where = [self._key_conditions]
+        return {i: _places(self._in_table(i, where)) for i in self.settings.inputs}
 
     @cached_property
     def _unmerged(self) -> dict[InputId, Places]:
@@ -201,9 +199,9 @@ class Forgetting:
         """
         return self._with_key(_UNMERGED)
 
-    def _in_table(self, input_id: InputId, conditions: Sequence[Condition]) -> Places:
-        where = of_topic(input_id, [conditions])
-        return _places(self.reader.select(tables.bronze(input_id.source), _PLACE, where))
+    def _in_table(self, input_id: InputId, where: Where) -> pa.Table:
+        table = tables.bronze(input_id.source)
+        return self.reader.select(table, _PLACE, of_topic(input_id, where))
 
     def _in_bronze(self, input_id: InputId) -> Places:
         places = (self._read, self._unmerged, self._refused)
@@ -261,11 +259,12 @@ class Forgetting:
             if self.tenant is None
             else [replace(each, keys=((each.tenant or (),),), key_header=None) for each in rules]
         )
-        candidates = self._in_table(input_id, conditions)
-        columns = [*_PLACE, *KEYED_BY]
-        for rows in records_at(self.reader, input_id, table, candidates, columns, conditions):
-            of_rows = rows["key"].to_pylist(), _keys(rows, rules), _keys(rows, of_tenant)
-            for place, sent_key, keys, tenants in zip(_places(rows), *of_rows, strict=True):
+        candidates = self._in_table(input_id, [conditions])
+        partitions, offsets = (int64s(candidates[name]) for name in _PLACE)
+        for chunk in chunks_of(self.reader, input_id, table, partitions, offsets):
+            rows = read_chunk(self.reader, chunk, [*_PLACE, *KEYED_BY], conditions)
+            columns = rows["key"].to_pylist(), _keys(rows, rules), _keys(rows, of_tenant)
+            for place, sent_key, keys, tenants in zip(_places(rows), *columns, strict=True):
                 has_key = sent_key == as_bytes or self.key in keys
                 if has_key and (not tenants or self.tenant in tenants):
                     yield place
