@@ -20,7 +20,7 @@ from watersmeet.core.repeated import RECORD_IDS
 from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.core.types import TIME
 from watersmeet.errors import WatersmeetError
-from watersmeet.lake.views import DerivedView, Part, View, with_reads
+from watersmeet.lake.views import DerivedView, View, with_reads
 
 if TYPE_CHECKING:
     from watersmeet.lake.location import Lake
@@ -193,12 +193,8 @@ class TableReader(Histories, Protocol):
             names = ["generation", "body", "decided_at"]
             packed = normalise(self.table_rows(part.table, names, [part.where], version))
             return view.unpacked(packed.to_pylist()).select(columns)
-        parts = [] if view.is_of_one_table else [view.schema.empty_table().select(columns)]
-        for part, part_where in self._parts(view, where):
-            names = [name for name in columns if name not in part.constants]
-            rows = self.table_rows(part.table, names, part_where, version)
-            parts.append(_with_constants(rows, part, columns).select(columns))
-        return pa.concat_tables(parts)
+        parts = [*self._parts(view, columns, where, version)]
+        return pa.concat_tables(parts or [view.schema.empty_table().select(columns)])
 
     def table_rows(
         self,
@@ -229,24 +225,31 @@ class TableReader(Histories, Protocol):
         view = self.views.get(table)
         if view is None:
             return normalise(self.table_rows(table, by, where, version, values))
+        parts = [*map(normalise, self._parts(view, by, where, version, values))]
         if view.is_of_one_table:
-            [(part, part_where)] = self._parts(view, where)
-            return normalise(self.table_rows(part.table, by, part_where, version, values))
-        rows = []
-        for part, part_where in self._parts(view, where):
-            names = [name for name in by if name not in part.constants]
-            groups = normalise(self.table_rows(part.table, names, part_where, version, values))
-            rows.append(_with_constants(groups, part, by).select([*by, *values]))
-        return _summed(rows or [normalise(_empty_summary(view, by, values))], by, values)
+            return parts[0]
+        return _summed(parts or [normalise(_empty_summary(view, by, values))], by, values)
 
-    def _parts(self, view: View, where: Where) -> Iterator[tuple[Part, Where]]:
-        """Yield the parts of a view that may have such rows, with the condition there. Of several,
-        one whose table does not exist yet has none.
+    def _parts(
+        self,
+        view: View,
+        columns: Sequence[str],
+        where: Where,
+        version: int | None,
+        values: Aggregates | None = None,
+    ) -> Iterator[pa.Table]:
+        """Yield what `table_rows` returns of each part of a view that may have such rows. Of
+        several, one whose table does not exist yet has none.
         """
         for part in view.parts:
             resolved = part.resolved(where)
             if resolved is not None and (view.is_of_one_table or self.exists(part.table)):
-                yield part, resolved
+                names = [name for name in columns if name not in part.constants]
+                rows = self.table_rows(part.table, names, resolved, version, values)
+                for name, text in part.constants.items():
+                    constant = pa.repeat(pa.scalar(text, pa.string()), rows.num_rows)
+                    rows = rows.append_column(name, constant)
+                yield rows.select([*columns, *(values or ())])
 
     @property
     def dialect(self) -> str:
@@ -322,13 +325,6 @@ class TableReader(Histories, Protocol):
 
         Values are packed there. 0 where there is no row.
         """
-
-
-def _with_constants(rows: pa.Table, part: Part, columns: Collection[str]) -> pa.Table:
-    for name, text in part.constants.items():
-        if name in columns:
-            rows = rows.append_column(name, pa.repeat(pa.scalar(text, pa.string()), rows.num_rows))
-    return rows
 
 
 def _empty_summary(view: View, by: Sequence[str], values: Aggregates) -> pa.Table:
