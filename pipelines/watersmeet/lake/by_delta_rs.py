@@ -29,7 +29,15 @@ from watersmeet.lake.checksums import damaged_file, is_intact
 from watersmeet.lake.conditions import Dialect, sql_of, sql_of_rows, sql_of_view
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, has_store, local_path, scheme_of
-from watersmeet.lake.log_files import LOG, damaged, entry_name, entry_of
+from watersmeet.lake.log_files import (
+    LOG,
+    actions_of,
+    damaged,
+    entry_name,
+    entry_of,
+    names_in,
+    version_of_entry,
+)
 from watersmeet.lake.table_errors import behind, names_tables
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
@@ -349,6 +357,12 @@ class DeltaRsReader(TableReader):
             if self._has_entry(table, 0):
                 raise behind(table) from None
             raise NoTableError(table, self.lake.owning_lake(table).location) from None
+        except DeltaError:
+            log = Path(self.path(table), LOG)
+            entries = [name for name in names_in(log) if version_of_entry(name) is not None]
+            if version is None and entries and not actions_of((log / entries[-1]).read_bytes()):
+                raise damaged(log / entries[-1], "is empty or torn") from None
+            raise
 
     def delete_files(self, table: str, names: Sequence[str]) -> None:
         """Delete files of a table, by their names below its folder.
