@@ -2,9 +2,9 @@
 
 A base is the state after a batch, copied into the table `bases`: rows of silver that were open or
 waited, and late records that were not settled; heads of tenants (rows `head`, with `own` as event
-time and `at_cut` as position); and all else as JSON, in `value` of a row `state`. Then the journal
-decides it. Rows of a base that the journal does not have are those of a crash, and nobody looks at
-them.
+time and `at_cut` as position); and what silver's rows `batch` do not say, as JSON, in `value` of a
+row `state`. Then the journal decides it. Rows of a base that the journal does not have are those of
+a crash, and nobody looks at them.
 
 `keep` decides a floor before it deletes rows, so that a reader who knows it misses nothing above
 it. A floor names the base with which history begins: everything after that base can be derived
@@ -26,7 +26,7 @@ import pyarrow as pa
 from watersmeet.core.columns import int64s, row_values, time_column, times_ms
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
-from watersmeet.core.plan import Cursor, TopicPartition
+from watersmeet.core.plan import TopicPartition
 from watersmeet.core.silver import in_silver
 from watersmeet.core.state import State
 from watersmeet.core.tenants import HEADS, Cut
@@ -35,6 +35,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.epochs import Epochs
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.journal import BASE, FLOOR, Decision, read_journal
+from watersmeet.lake.progress import read_batches
 from watersmeet.lake.table_errors import BRING_BACK
 from watersmeet.lake.table_reader import Condition, TableReader, Where
 
@@ -170,7 +171,8 @@ def of_base(rows: pa.Table, number: int, schema: pa.Schema) -> pa.Table:
 
 
 def read_state(reader: TableReader, epochs: Epochs, base: Base) -> State:
-    """Return the state that a base has saved, under the rules of its epoch.
+    """Return the state that a base has saved, under the rules of its epoch. How far it had come,
+    silver's rows `batch` say.
 
     Raises ConfigurationError where rows of the base are gone.
     """
@@ -180,52 +182,41 @@ def read_state(reader: TableReader, epochs: Epochs, base: Base) -> State:
     rows = reader.rows(tables.BASES, columns, base.of(HEAD))
     times = (pa.array(times_ms(rows[name])) for name in ("event_time", "position"))
     heads = pa.Table.from_arrays([*(rows[name] for name in HEADS.names[:4]), *times], HEADS.names)
-    return _decoded(orjson.loads(value), heads.cast(HEADS), epochs)
+    saved = orjson.loads(value)
+    done = read_batches(reader, [base.batch])[base.batch]
+    epoch = epochs[done.epoch]
+    rules = replace(
+        epoch.settings.merge.rules,
+        horizons=dict(saved["horizons"]),
+        epoch_start=dict(saved["epoch_start"]),
+        since=dict(saved["since"]),
+        tenant_horizons={(p, tenant): at for p, tenant, at in saved["tenant_horizons"]},
+    )
+    return State(
+        base.batch + 1,
+        done.cursors(),
+        done.clocks,
+        rules,
+        heads.cast(HEADS),
+        {_tp(place): Cut(until, at) for *place, until, at in saved["cuts"]},
+        {_tp(place): [*map(_decided, decisions)] for *place, decisions in saved["idle"]},
+        epoch.number,
+        epoch.from_batch,
+        base.generation,
+    )
 
 
 def _encoded(state: State) -> bytes:
     rules = state.rules
     return orjson.dumps(
         {
-            "next_batch": state.next_batch,
-            "epoch": [state.epoch, state.epoch_from],
-            "generation": state.generation,
-            "cursors": [
-                [*_place(tp), cursor.next_offset, cursor.position]
-                for tp, cursor in state.cursors.items()
-            ],
             "cuts": [[*_place(tp), *cut] for tp, cut in state.cuts.items()],
             "idle": [[*_place(tp), [*map(tuple, each)]] for tp, each in state.idle.items()],
-            "clocks": [*state.clocks.items()],
             "horizons": [*rules.horizons.items()],
             "epoch_start": [*rules.epoch_start.items()],
             "since": [*rules.since.items()],
             "tenant_horizons": [[*place, at] for place, at in rules.tenant_horizons.items()],
         }
-    )
-
-
-def _decoded(saved: Mapping[str, Any], heads: pa.Table, epochs: Epochs) -> State:
-    number, from_batch = saved["epoch"]
-    horizons = {(p, tenant): at for p, tenant, at in saved["tenant_horizons"]}
-    rules = replace(
-        epochs[number].settings.merge.rules,
-        horizons=dict(saved["horizons"]),
-        epoch_start=dict(saved["epoch_start"]),
-        since=dict(saved["since"]),
-        tenant_horizons=horizons,
-    )
-    return State(
-        saved["next_batch"],
-        {_tp(place): Cursor(offset, at) for *place, offset, at in saved["cursors"]},
-        dict(saved["clocks"]),
-        rules,
-        heads,
-        {_tp(place): Cut(until, at) for *place, until, at in saved["cuts"]},
-        {_tp(place): [*map(_decided, decisions)] for *place, decisions in saved["idle"]},
-        number,
-        from_batch,
-        saved["generation"],
     )
 
 
