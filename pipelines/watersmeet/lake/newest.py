@@ -26,7 +26,6 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import RECORD_BYTES, bronze_schema
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import read_epochs
-from watersmeet.lake.generations import read_generations
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.schemas import avro_schemas
@@ -51,20 +50,13 @@ Ends = Mapping[TopicPartition, int]
 
 
 def bronze_ends(reader: TableReader, settings: Settings) -> dict[TopicPartition, int]:
-    """Return the offset after the last record in bronze of each topic-partition.
-
-    Where there is no record, it is the offset that is read first. Empty before the lake has begun.
-    """
-    generations = read_generations(reader, settings)
-    ends = dict(generations.newest.begin) if generations else {}
+    """Return the offset after the last record in bronze of each topic-partition that has any."""
     last = last_batch(reader) if reader.exists(tables.SILVER) else None
-    merged = {} if last is None else last.ranges
-    ends |= {tp: done.until_offset for tp, done in merged.items()}
+    ends = {} if last is None else {tp: done.until_offset for tp, done in last.ranges.items()}
     for input_id in settings.inputs:
         own = {tp.partition: end for tp, end in ends.items() if tp.input == input_id}
-        for p, end in row_ends(reader, input_id, own).items():
-            tp = TopicPartition(input_id, p)
-            ends[tp] = max(end, ends.get(tp, 0))
+        later = row_ends(reader, input_id, own)
+        ends |= {TopicPartition(input_id, p): end for p, end in later.items()}
     return ends
 
 

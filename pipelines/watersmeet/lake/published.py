@@ -169,8 +169,6 @@ def last_letters(reader: TableReader, sink: str) -> dict[int, dict[InputId, int]
     `published` names it. Empty where the table does not exist.
     """
     noted: dict[int, dict[InputId, int]] = {}
-    if not reader.exists(tables.PUBLISHED):
-        return noted
     for _, tp, offset in letter_ends(reader, is_about(sink)):
         noted.setdefault(tp.partition, {})[tp.input] = offset
     return noted
@@ -182,6 +180,8 @@ def letter_ends(
     """Yield for each topic of dead letters, as `published` names it, up to which offset
     (exclusive) it was noted to have records of a topic-partition.
     """
+    if not reader.exists(tables.PUBLISHED):
+        return
     of_letters = [*conditions, ("first_seq", "is null", None)]
     by = [*_TOPIC, "partition", "last_source", "last_topic"]
     last: Aggregates = {"last": ("max", "last_offset")}

@@ -48,7 +48,7 @@ def schema_ids(reader: TableReader, source: str) -> set[int]:
     """Return the ids of all schemas that the lake has of a source, or has waited for; and `FULL`
     where it takes no further ones.
     """
-    return {row["writer_schema"] for row in _rows(reader, source, ["writer_schema"])}
+    return _ids(reader, source)
 
 
 def unknown_schemas(reader: TableReader, source: str) -> dict[int, int]:
@@ -56,10 +56,8 @@ def unknown_schemas(reader: TableReader, source: str) -> dict[int, int]:
 
     The registry lacks them so far.
     """
-    columns = ["writer_schema", "seen_at"]
-    waiting = _rows(reader, source, columns, ("schema", "is null", None))
-    decided = _rows(reader, source, columns[:1], ("schema", "is not null", None)) if waiting else []
-    over = {row["writer_schema"] for row in decided}
+    waiting = _rows(reader, source, ["writer_schema", "seen_at"], ("schema", "is null", None))
+    over = _ids(reader, source, ("schema", "is not null", None)) if waiting else set[int]()
     return {
         row["writer_schema"]: row["seen_at"] for row in waiting if row["writer_schema"] not in over
     }
@@ -70,11 +68,12 @@ def given_up_schemas(reader: TableReader, source: str) -> set[int]:
 
     The registry did not have them.
     """
-    ids, known = (
-        {row["writer_schema"] for row in _rows(reader, source, ["writer_schema"], condition)}
-        for condition in (("schema", "=", UNKNOWN), ("schema", "!=", UNKNOWN))
-    )
-    return ids - known - {FULL}
+    known = _ids(reader, source, ("schema", "!=", UNKNOWN))
+    return _ids(reader, source, ("schema", "=", UNKNOWN)) - known - {FULL}
+
+
+def _ids(reader: TableReader, source: str, *conditions: Condition) -> set[int]:
+    return {row["writer_schema"] for row in _rows(reader, source, ["writer_schema"], *conditions)}
 
 
 def _rows(
