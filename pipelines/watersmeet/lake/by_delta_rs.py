@@ -41,15 +41,14 @@ from watersmeet.lake.log_files import (
 from watersmeet.lake.table_errors import behind, names_tables
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
-    Aggregates,
     Condition,
     NoTableError,
     QueryError,
+    Question,
     TableReader,
     Version,
     VersionGoneError,
     Where,
-    check_question,
     plain_schema,
     plain_type,
 )
@@ -81,18 +80,12 @@ class DeltaRsReader(TableReader):
         is_listed = DeltaTable.is_deltatable(self.uri(table), self.storage(table))
         return is_listed or self._has_entry(table, 0)
 
-    def table_rows(
-        self,
-        table: str,
-        columns: Sequence[str],
-        where: Where,
-        version: int | None,
-        values: Aggregates | None = None,
-    ) -> pa.Table:
+    def table_rows(self, question: Question) -> pa.Table:
         """See `TableReader`."""
+        table, columns, where, version, values = question
         delta_table = self._at(table, version)
         schema = columns_of(delta_table)
-        check_question(table, schema.names, columns, where, values or {})
+        question.check(schema.names)
         self.check_files(table, delta_table, where)
         names = ", ".join(map(sql_name, columns))
         aggregates = (

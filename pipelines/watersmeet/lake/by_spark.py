@@ -26,14 +26,13 @@ from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.table_errors import names_tables
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
-    Aggregates,
     NoTableError,
     QueryError,
+    Question,
     TableReader,
     Version,
     VersionGoneError,
     Where,
-    check_question,
     plain_schema,
     row_count,
 )
@@ -79,22 +78,15 @@ class SparkReader(TableReader):
             return False
         return True
 
-    def table_rows(
-        self,
-        table: str,
-        columns: Sequence[str],
-        where: Where,
-        version: int | None,
-        values: Aggregates | None = None,
-    ) -> pa.Table:
+    def table_rows(self, question: Question) -> pa.Table:
         """See `TableReader`."""
-        found = self._rows(table, version, columns, where, values)
+        found, columns, values = self._rows(question), question.columns, question.values
         selected = (
             found.select(*map(_column, columns))
             if values is None
             else summarised(found, columns, values)
         )
-        rows = self._collect(table, version, selected)
+        rows = self._collect(question.table, question.version, selected)
         return rows.cast(plain_schema(rows.schema))
 
     @property
@@ -145,7 +137,7 @@ class SparkReader(TableReader):
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
         """See `TableReader`."""
-        return plain_schema(self._rows(table, version).limit(0).toArrow().schema)
+        return plain_schema(self._rows(Question(table, version=version)).limit(0).toArrow().schema)
 
     def properties(self, table: str) -> dict[str, str]:
         """See `TableReader`."""
@@ -162,7 +154,7 @@ class SparkReader(TableReader):
 
     def has_data_file(self, table: str, name: str) -> bool:
         """See `TableReader`."""
-        files = map(unquote, self._rows(table, None).inputFiles())
+        files = map(unquote, self._rows(Question(table)).inputFiles())
         return any(file.rpartition("/")[2] == name for file in files)
 
     def row_bytes(self, table: str) -> int:
@@ -177,21 +169,15 @@ class SparkReader(TableReader):
         with self._translated_errors(table, None):
             return self._spark.sql(f"DESCRIBE {what} {sql_name(self.lake, table)}{limit}")
 
-    def _rows(
-        self,
-        table: str,
-        version: int | None,
-        columns: Sequence[str] = (),
-        where: Where = (),
-        values: Aggregates | None = None,
-    ) -> DataFrame:
-        """Return the rows that meet the conditions; `columns` and `values` are only checked."""
+    def _rows(self, question: Question) -> DataFrame:
+        """Return all columns of the rows that meet the conditions of a question."""
+        table, version = question.table, question.version
         if version is not None and version < 0:
             raise VersionGoneError(table, version)
         with self._translated_errors(table, version):
             rows = table_rows(self._spark, self.lake, table, version)
-            check_question(table, rows.columns, columns, where, values or {})
-            return matching(rows, where)
+            question.check(rows.columns)
+            return matching(rows, question.where)
 
     @contextmanager
     def _translated_errors(self, table: str, version: int | None) -> Iterator[None]:

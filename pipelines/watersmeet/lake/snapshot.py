@@ -19,12 +19,11 @@ import pyarrow as pa
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
-    Aggregates,
     QueryError,
+    Question,
     TableReader,
     Version,
     VersionGoneError,
-    Where,
     walk,
 )
 from watersmeet.settings import Settings
@@ -93,26 +92,19 @@ class Snapshot(TableReader):
         """Return the name of a table, or of the (first) one that a view is of."""
         return self.views[table].parts[0].table if table in self.views else table
 
-    def table_rows(
-        self,
-        table: str,
-        columns: Sequence[str],
-        where: Where,
-        version: int | None,
-        values: Aggregates | None = None,
-    ) -> pa.Table:
+    def table_rows(self, question: Question) -> pa.Table:
         """See `TableReader`.
 
         Where a file is missing although the table has not changed, no version is gone: the query is
         repeated at the last version, and raises the error of a query there.
         """
-        at = self._version(table, version)
+        table, at = question.table, self._version(question.table, question.version)
         try:
-            return self._reader.table_rows(table, columns, where, at, values)
+            return self._reader.table_rows(question._replace(version=at))
         except VersionGoneError:
-            if version is not None or at is None or self._reader.has_moved(table, at):
+            if question.version is not None or at is None or self._reader.has_moved(table, at):
                 raise
-            return self._reader.table_rows(table, columns, where, None, values)
+            return self._reader.table_rows(question)
 
     @property
     def dialect(self) -> str:

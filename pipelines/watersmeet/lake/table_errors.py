@@ -68,10 +68,12 @@ _DAMAGED: Final = re.compile(
 
 
 def names_tables(kind: type[T]) -> type[T]:
-    """Let what the public methods of a class raise name the table that is their first argument."""
+    """Let what the public methods of a class raise name the table that is their first argument, or
+    that their question is about.
+    """
     for name, method in [*vars(kind).items()]:
         parameters = [*inspect.signature(method).parameters] if inspect.isfunction(method) else []
-        if parameters[1:2] == ["table"] and not name.startswith("_"):
+        if parameters[1:2] in (["table"], ["question"]) and not name.startswith("_"):
             setattr(kind, name, names_table(method))
     return kind
 
@@ -85,7 +87,8 @@ def names_table(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def named(self: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the method."""
-        with naming(getattr(self, "reader", self), getattr(table, "name", table)):
+        name = getattr(table, "name", getattr(table, "table", table))
+        with naming(getattr(self, "reader", self), name):
             return method(self, table, *args, **kwargs)
 
     return named

@@ -137,6 +137,40 @@ class Version(NamedTuple):
         return int(version) if version.isdigit() else -1
 
 
+class Question(NamedTuple):
+    """What is asked of a table, which is no view: columns of the rows that meet the conditions, at
+    a version (None: the last one). With `values`, what `TableReader.summary` makes of them.
+    """
+
+    table: str
+    columns: Sequence[str] = ()
+    where: Where = ()
+    version: int | None = None
+    values: Aggregates | None = None
+
+    def check(self, existing: Collection[str]) -> None:
+        """Raise ValueError for an unknown operator or aggregate, or an unknown column.
+
+        `existing`: the table's columns.
+        """
+        conditions = list(chain.from_iterable(self.where))
+        aggregates = (self.values or {}).values()
+        aggregated = (column for _, column in aggregates if column != "*")
+        for column in chain(self.columns, aggregated, (column for column, _, _ in conditions)):
+            if column not in existing:
+                raise ValueError(f"{self.table} has no column {column}")
+        for kind, column in aggregates:
+            if kind not in AGGREGATES or (column == "*" and kind != "count"):
+                raise ValueError(f"{kind}({column}) is no aggregate")
+        for column, operator, value in conditions:
+            if operator not in OPERATORS or (operator in COMPARISONS and value is None):
+                raise ValueError(f"{column} {operator} {value!r} is no condition")
+            if operator in ("in", "not in") and any(element is None for element in value):
+                raise ValueError(
+                    f"{column} {operator} {value!r} is no condition: a null is in no list"
+                )
+
+
 class Histories(Protocol):
     """The histories of a lake's tables."""
 
@@ -185,28 +219,19 @@ class TableReader(Histories, Protocol):
         """
         view = self.views.get(table)
         if view is None:
-            return self.table_rows(table, columns, where, version)
+            return self.table_rows(Question(table, columns, where, version))
         if view.items is not None:
             if where:
                 raise ValueError(f"{table} is unpacked as a whole")
             [part] = view.parts
             names = ["generation", "body", "decided_at"]
-            packed = normalise(self.table_rows(part.table, names, [part.where], version))
-            return view.unpacked(packed.to_pylist()).select(columns)
-        parts = [*self._parts(view, columns, where, version)]
+            packed = self.table_rows(Question(part.table, names, [part.where], version))
+            return view.unpacked(normalise(packed).to_pylist()).select(columns)
+        parts = [*self._parts(view, Question(table, columns, where, version))]
         return pa.concat_tables(parts or [view.schema.empty_table().select(columns)])
 
-    def table_rows(
-        self,
-        table: str,
-        columns: Sequence[str],
-        where: Where,
-        version: int | None,
-        values: Aggregates | None = None,
-    ) -> pa.Table:
-        """Return what `rows` returns for a table, which is no view; with `values`, what `summary`
-        returns, where `columns` are those to group by.
-        """
+    def table_rows(self, question: Question) -> pa.Table:
+        """Return what is asked of a table, with its own times."""
 
     def summary(
         self,
@@ -222,34 +247,29 @@ class TableReader(Histories, Protocol):
 
         Where `by` is empty, there is one row in any case.
         """
+        question = Question(table, by, where, version, values)
         view = self.views.get(table)
         if view is None:
-            return normalise(self.table_rows(table, by, where, version, values))
-        parts = [*map(normalise, self._parts(view, by, where, version, values))]
+            return normalise(self.table_rows(question))
+        parts = [*map(normalise, self._parts(view, question))]
         if view.is_of_one_table:
             return parts[0]
         return _summed(parts or [normalise(_empty_summary(view, by, values))], by, values)
 
-    def _parts(
-        self,
-        view: View,
-        columns: Sequence[str],
-        where: Where,
-        version: int | None,
-        values: Aggregates | None = None,
-    ) -> Iterator[pa.Table]:
+    def _parts(self, view: View, question: Question) -> Iterator[pa.Table]:
         """Yield what `table_rows` returns of each part of a view that may have such rows. Of
         several, one whose table does not exist yet has none.
         """
         for part in view.parts:
-            resolved = part.resolved(where)
-            if resolved is not None and (view.is_of_one_table or self.exists(part.table)):
-                names = [name for name in columns if name not in part.constants]
-                rows = self.table_rows(part.table, names, resolved, version, values)
+            where = part.resolved(question.where)
+            if where is not None and (view.is_of_one_table or self.exists(part.table)):
+                names = [name for name in question.columns if name not in part.constants]
+                of_part = question._replace(table=part.table, columns=names, where=where)
+                rows = self.table_rows(of_part)
                 for name, text in part.constants.items():
                     constant = pa.repeat(pa.scalar(text, pa.string()), rows.num_rows)
                     rows = rows.append_column(name, constant)
-                yield rows.select([*columns, *(values or ())])
+                yield rows.select([*question.columns, *(question.values or ())])
 
     @property
     def dialect(self) -> str:
@@ -483,28 +503,6 @@ class ReadOnce:
         if (table, read) not in self._read:
             self._read[table, read] = self._reader.history(table, read)
         return self._read[table, read][:limit]
-
-
-def check_question(
-    table: str, existing: Collection[str], columns: Sequence[str], where: Where, values: Aggregates
-) -> None:
-    """Raise ValueError where a query names an unknown operator or aggregate, or an unknown column.
-
-    `existing`: the table's columns.
-    """
-    conditions = list(chain.from_iterable(where))
-    aggregated = (column for _, column in values.values() if column != "*")
-    for column in chain(columns, aggregated, (column for column, _, _ in conditions)):
-        if column not in existing:
-            raise ValueError(f"{table} has no column {column}")
-    for kind, column in values.values():
-        if kind not in AGGREGATES or (column == "*" and kind != "count"):
-            raise ValueError(f"{kind}({column}) is no aggregate")
-    for column, operator, value in conditions:
-        if operator not in OPERATORS or (operator in COMPARISONS and value is None):
-            raise ValueError(f"{column} {operator} {value!r} is no condition")
-        if operator in ("in", "not in") and any(element is None for element in value):
-            raise ValueError(f"{column} {operator} {value!r} is no condition: a null is in no list")
 
 
 _PLAIN: Final = {
