@@ -137,7 +137,7 @@ class Redrive:
         publisher = record_publisher(self.settings, input_id.topic, REDRIVE)
         size = TransactionSize(CHUNKS, CHUNKS)
         found, chunks = self._left(input_id, publisher if apply else None)
-        before = found - _records(chunks)
+        before = found - sum(len(at) for chunk in chunks for at in chunk.offsets.values())
         sent = 0
         while apply and chunks:
             if not publisher.has_begun:  # another redrive may have sent some of them meanwhile
@@ -280,10 +280,6 @@ def _of(input_id: InputId) -> list[Condition]:
     return [("source", "=", input_id.source), NOT_FORGOTTEN]
 
 
-def _records(chunks: Iterable[Chunk]) -> int:
-    return sum(len(offsets) for chunk in chunks for offsets in chunk.offsets.values())
-
-
 class Refused:
     """The records of an input that `quarantine` has, as fingerprints.
 
@@ -303,7 +299,11 @@ class Refused:
 
         Each is given as partition, offset, and the offset of the record that it was.
         """
-        claims = list(_claims(self.input.topic, rows))
+        claims = list[tuple[int, int, int, int]]()  # and how many headers the refused record had
+        for p, at, headers in row_values(rows, "partition", "offset", "headers"):
+            pairs = [(header["key"], header["value"]) for header in headers or ()]
+            if (claim := redriven_offset(self.input.topic, p, at, pairs)) is not None:
+                claims.append((p, at, *claim))
         self._read({(p, offset) for p, _, offset, _ in claims})
         # Not all columns: Python has no such times as Kafka's timestamps may be.
         whole = rows.select(_WHOLE).to_pylist() if claims else []
@@ -343,16 +343,3 @@ def redriven_in_bronze(
     where = of_topic(input_id, [[*terms, says_so] for terms in within(ranges)])
     for rows in read_pieces(reader, table, _WHOLE, where, BY_OFFSET):
         yield from refused.confirmed(rows)
-
-
-def _claims(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the rows of a topic that have a header of a redrive.
-
-    Each is given as partition, offset, the offset of the record that it was, and how many headers
-    that one had.
-    """
-    for partition, at, headers in row_values(rows, "partition", "offset", "headers"):
-        header_pairs = [(header["key"], header["value"]) for header in headers or ()]
-        claim = redriven_offset(topic, partition, at, header_pairs)
-        if claim is not None:
-            yield (partition, at, *claim)
