@@ -7,6 +7,7 @@ Spark for all others.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -494,15 +495,11 @@ class ReadOnce:
     """
 
     def __init__(self, reader: Histories) -> None:
-        self._reader = reader
-        self._read: dict[tuple[str, int | None], list[Version]] = {}
+        self._history = cache(reader.history)
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `TableReader`."""
-        read = limit if limit is None else max(limit, _SEVERAL)
-        if (table, read) not in self._read:
-            self._read[table, read] = self._reader.history(table, read)
-        return self._read[table, read][:limit]
+        return self._history(table, limit and max(limit, _SEVERAL))[:limit]
 
 
 _PLAIN: Final = {
