@@ -11,13 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark import StorageLevel
-from pyspark.sql import SparkSession
 
 from tests.support.cases import keyed
 from tests.support.quality import NOW_MS, QualityLake, Row, failed, outcomes, with_rows
 from watersmeet.core.silver import PASSED
-from watersmeet.core.types import columns_ddl
 from watersmeet.lake import tables
 from watersmeet.lake.location import Lake
 from watersmeet.quality.evaluate import Outcome
@@ -49,7 +46,7 @@ class Sound:
         self.suites: list[Suite] = lake.suites
         names = (BRONZE, tables.MERGED, tables.LATE)
         self.rows: dict[str, pa.Table] = {
-            n: rows_of(lake.engine, lake.settings, n, Span(-1, 99), NOW_MS) for n in names
+            n: rows_of(lake.engine.reader, lake.settings, n, Span(-1, 99), NOW_MS) for n in names
         }
         self.rows[SINK] = pa.Table.from_pylist(
             [MESSAGE, {**MESSAGE, "offset": 1, "seq": 1}], schema=MESSAGES
@@ -79,7 +76,7 @@ def test_which_columns_a_suite_may_be_about_is_known_without_the_lake(tmp_path: 
     lake = QualityLake(tmp_path)
     lake.flow()
     for table in (BRONZE, tables.SILVER, *checked_views(lake.settings)):
-        rows = rows_of(lake.engine, lake.settings, table, Span(-1, 99), NOW_MS)
+        rows = rows_of(lake.engine.reader, lake.settings, table, Span(-1, 99), NOW_MS)
         assert columns_of(lake.settings, table) == rows.column_names, table
 
 
@@ -95,7 +92,7 @@ def test_records_that_are_passed_over_meet_every_promise(tmp_path: Path) -> None
         sources__orders={"topic": "orders", "key": "k", "event_time": "ts", **mine},
     )
     lake.flow()
-    rows = rows_of(lake.engine, lake.settings, "bronze_orders", Span(-1, 99), NOW_MS)
+    rows = rows_of(lake.engine.reader, lake.settings, "bronze_orders", Span(-1, 99), NOW_MS)
     assert sum(PASSED_OVER.items() <= row.items() for row in rows.to_pylist()) == 2
     assert failed(outcomes(rows, lake.suites, "bronze_orders")) == {}
 
@@ -451,43 +448,6 @@ def test_a_lake_without_tenants_is_promised_nothing_of_them(
     planted = {(table, sentence) for table, sentence, _, _ in PLANTED_WITH_TENANTS}
     exist = {(tables.MERGED, "the column tenant exists")}
     assert {each for each in with_tenants - said if each[0] != "bronze_orders"} == planted | exist
-
-
-@pytest.mark.promise("A6")
-@pytest.mark.fault("damage", "engines")
-@pytest.mark.long
-def test_spark_finds_what_is_found_in_memory(
-    root_session: SparkSession,
-    sound: Sound,
-    broken: dict[str, pa.Table],
-    found: dict[str, list[Outcome]],
-) -> None:
-    for table, rows in broken.items():
-        in_spark = root_session.createDataFrame(rows, columns_ddl(rows.schema))
-        by_spark = outcomes(in_spark, sound.suites, table)
-        assert [outcome[:3] for outcome in by_spark] == [outcome[:3] for outcome in found[table]], (
-            table
-        )
-        assert [bool(outcome.examples) for outcome in by_spark] == [
-            bool(outcome.examples) for outcome in found[table]
-        ], table
-        assert in_spark.storageLevel == StorageLevel.NONE  # nothing of the rows is kept in memory
-
-
-@pytest.mark.nightly
-def test_spark_finds_in_silver_with_tenants_what_is_found_in_memory(
-    root_session: SparkSession, sound_with_tenants: Sound
-) -> None:
-    rows = sound_with_tenants.rows[tables.MERGED].to_pylist()
-    for number, (table, _, like, breaking) in enumerate(PLANTED_WITH_TENANTS):
-        if table == tables.MERGED:
-            rows += breaking(own(sound_with_tenants.row(table, **like), number))
-    broken = with_rows(sound_with_tenants.rows[tables.MERGED], rows)
-    in_spark = root_session.createDataFrame(broken, columns_ddl(broken.schema))
-    by_spark, in_memory = (
-        outcomes(each, sound_with_tenants.suites, tables.MERGED) for each in (in_spark, broken)
-    )
-    assert [outcome[:3] for outcome in by_spark] == [outcome[:3] for outcome in in_memory]
 
 
 def test_a_missing_column_fails_what_is_said_of_it_and_no_more(sound: Sound) -> None:

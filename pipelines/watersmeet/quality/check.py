@@ -30,8 +30,8 @@ from watersmeet.settings import Settings
 
 log = logging.getLogger("watersmeet.quality")
 
-_EVERY_TIME: Final = frozenset([tables.PROGRESS])
-"""Tables that are looked at as they stand, also where no batch is new."""
+_EVERY_TIME: Final = tables.PROGRESS
+"""What is looked at as it stands, also where no batch is new."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def check(
             break
         try:
             until = published_until(reader, settings, last) if name == SINK else last
-            if name not in _EVERY_TIME and until <= after:
+            if name != _EVERY_TIME and until <= after:
                 done.nothing_new.append(name)
             elif until >= 0:
                 done.results += _results(
@@ -172,25 +172,22 @@ def _results(
     suites: Sequence[Suite],
     now_ms: int,
 ) -> list[SuiteResult]:
+    reader = engine.reader
     row_count = 0
     outcomes = list[list[Outcome]]()
-    names = coordinates(table, settings.hidden_names)
     chunks: Iterable[Span] = [span]
-    if table not in _EVERY_TIME:
-        chunks = batches.chunks(span, chunk_limit(engine.reader, settings))
+    if table != _EVERY_TIME:
+        chunks = batches.chunks(span, chunk_limit(reader, settings))
     for chunk in chunks:
-        with engine.cached(rows_of(engine, settings, table, chunk, now_ms)) as rows:
-            row_count += engine.summary(rows, [], {"rows": ("count", "*")})["rows"][0].as_py()
-            chunk_outcomes = evaluate(rows, suites, names)
-        outcomes = list(map(_joined, outcomes, chunk_outcomes)) if outcomes else chunk_outcomes
+        rows = rows_of(reader, settings, table, chunk, now_ms)
+        row_count += rows.num_rows
+        found = evaluate(rows, suites, coordinates(table, settings.hidden_names))
+        joined = zip(outcomes, found, strict=True) if outcomes else ()
+        outcomes = [list(map(Outcome.joined, *pair)) for pair in joined] or found
     version = batches.version
     if span.until < batches.last:
-        version = BatchVersions(engine.reader).of(span.until) or 0
+        version = BatchVersions(reader).of(span.until) or 0
     return [
         SuiteResult(suite.name, table, version, row_count, suite_outcomes)
         for suite, suite_outcomes in zip(suites, outcomes, strict=True)
     ]
-
-
-def _joined(outcomes: Sequence[Outcome], later: Sequence[Outcome]) -> list[Outcome]:
-    return [first.joined(second) for first, second in zip(outcomes, later, strict=True)]

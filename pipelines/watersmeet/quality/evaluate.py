@@ -1,4 +1,4 @@
-"""The evaluation of expectations by Great Expectations, on a pandas frame or a DataFrame."""
+"""The evaluation of expectations by Great Expectations, on a pandas frame."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ class Outcome(NamedTuple):
         )
 
 
-def evaluate(rows: Any, suites: Sequence[Suite], coordinates: Sequence[str]) -> list[list[Outcome]]:
+def evaluate(
+    rows: pa.Table, suites: Sequence[Suite], coordinates: Sequence[str]
+) -> list[list[Outcome]]:
     """Return by suite the outcomes of its expectations; one on a missing column fails.
 
-    `rows`: an Arrow table or a DataFrame (read several times). `coordinates`: the columns by which
-    people find a row. Raises ConfigurationError for an expectation that Great Expectations does not
-    take, and WatersmeetError without it.
+    `coordinates`: the columns by which people find a row. Raises ConfigurationError for an
+    expectation that Great Expectations does not take, and WatersmeetError without it.
     """
     for suite in suites:
         _ = suite.expectations  # what is wrong is reported before anything is read
     batch = _as_batch(rows)
-    columns = rows.column_names if isinstance(rows, pa.Table) else rows.columns
-    existing = [name for name in coordinates if name in columns]
+    existing = [name for name in coordinates if name in rows.column_names]
     outcomes = []
     for suite in suites:
         results = zip(suite.documents, _validate(batch, suite.expectations, existing), strict=True)
@@ -79,21 +79,16 @@ def evaluate(rows: Any, suites: Sequence[Suite], coordinates: Sequence[str]) -> 
     return outcomes
 
 
-def _as_batch(rows: Any) -> Batch:
-    # In memory, and not persisted: Spark would keep a copy until the session ends.
+def _as_batch(rows: pa.Table) -> Batch:
     from great_expectations import get_context
     from great_expectations.data_context.types.base import ProgressBarsConfig
 
     with _without_warnings():
         context = get_context(mode="ephemeral")
         context.variables.progress_bars = ProgressBarsConfig(globally=False)
-        if isinstance(rows, pa.Table):
-            rows = rows.to_pandas()
-            source: Any = context.data_sources.add_pandas("lake")
-        else:
-            source = context.data_sources.add_spark("lake", persist=False)
-        definition = source.add_dataframe_asset("rows").add_batch_definition_whole_dataframe("now")
-        batch: Batch = definition.get_batch({"dataframe": rows})
+        asset = context.data_sources.add_pandas("lake").add_dataframe_asset("rows")
+        definition = asset.add_batch_definition_whole_dataframe("now")
+        batch: Batch = definition.get_batch({"dataframe": rows.to_pandas()})
         return batch
 
 
@@ -115,7 +110,7 @@ def _outcome(document: Mapping[str, Any], result: Any, coordinates: Sequence[str
     success = bool(result.success)
     unexpected = observed = None
     if "unexpected_count" in facts:
-        unexpected = int(facts["unexpected_count"] or 0)  # of no rows at all, Spark's sum is null
+        unexpected = int(facts["unexpected_count"] or 0)
     elif "observed_value" in facts:
         column = result.expectation_config.kwargs.get("column", "")
         observed = _shown(column, facts["observed_value"])

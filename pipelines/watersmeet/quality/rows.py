@@ -11,8 +11,8 @@ Of `progress` the last batch is looked at, as it stands.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import pairwise, starmap
 from typing import Any, Final, NamedTuple
 
@@ -33,12 +33,11 @@ from watersmeet.core.columns import (
     times_ms,
 )
 from watersmeet.core.dropped_fields import dropped_fields, fields_in
-from watersmeet.core.inputs import InputId, of_source
+from watersmeet.core.inputs import InputId
 from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.reading import bronze_schema
 from watersmeet.core.sequence import FORGOTTEN, ID, MERGED, Tail, clock_of
 from watersmeet.core.types import TIME, schema_of
-from watersmeet.engine import Engine, Rows
 from watersmeet.errors import Problem
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
@@ -63,8 +62,9 @@ from watersmeet.quality.suites import SINK, Suite
 from watersmeet.settings import Settings
 
 CHUNK_OFFSETS = 1_000_000
-CHUNK_BYTES = 512 * 1024 * 1024
-"""About how many offsets are looked at in one go, and bytes of bronze, to fit into memory."""
+CHUNK_BYTES = 128 * 1024 * 1024
+"""About how many offsets are looked at in one go, and packed bytes of bronze, to fit into memory.
+"""
 
 MET: Final = "sources_met"
 DISTANCE: Final = "days_from_kafka"
@@ -156,8 +156,10 @@ def coordinates(table: str, hidden_names: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in columns if name not in hidden_names)
 
 
-def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: int) -> Rows:
-    """Return the rows of a table that a suite looks at, in the engine's form.
+def rows_of(
+    reader: TableReader, settings: Settings, table: str, span: Span, now_ms: int
+) -> pa.Table:
+    """Return the rows of a table that a suite looks at.
 
     - Bytes of records are text, null where they are not UTF-8.
     - Of parts in silver and its views only offsets are left. `<source>_parts` counts a source's
@@ -167,41 +169,33 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
 
     Raises WatersmeetError where Kafka does not show the sink.
     """
-    reader = engine.reader
     if table == tables.PROGRESS:
-        return engine.rows(_progress_rows(reader, now_ms))
+        return _progress_rows(reader, now_ms)
     if table == SINK:
-        return engine.rows(_messages(reader, settings, span))
-    if table == tables.QUARANTINE:
-        return engine.rows(_quarantined(reader, settings, span))
-    if not table.startswith(tables.bronze("")):
-        return _silver_rows(engine, settings, table, span)
-    source = next(name for name in settings.sources if tables.bronze(name) == table)
-    inputs = of_source(settings.inputs, source)
-    ranges_by_input = {i: _merged_offsets(reader, i, span) for i in inputs}
-    where: list[Any] = []
-    for input_id, ranges in ranges_by_input.items():
-        where += of_topic(input_id, within(ranges))
-    schema = _bronze_columns()
-    value_schema = lake_schemas(reader, settings).get(source)
-    function = partial(_within, ranges_by_input=ranges_by_input, value_schema=value_schema)
-    columns = pa.schema([*schema, (DISTANCE, pa.float64()), (DROPPED, pa.int64())])
-    return engine.per_partition(function, [engine.read(table, schema.names, where)], columns)
+        return _messages(reader, settings, span)
+    if table == tables.QUARANTINE or table.startswith(tables.bronze("")):
+        return _read_records(reader, settings, table, span)
+    return _silver_rows(reader, settings, table, span)
 
 
 def columns_of(settings: Settings, table: str) -> list[str]:
     """Return the names of the columns that `rows_of` returns of a table."""
-    if table.startswith(tables.bronze("")):
-        return [*_bronze_columns().names, DISTANCE, DROPPED]
     if table == tables.PROGRESS:
         return [*_OF_PROGRESS, *_ELAPSED]
     if table == SINK:
         return list(MESSAGES.names)
     if table == tables.QUARANTINE:
-        return list(_quarantine_columns(settings).names)
+        return _but_headers(views(settings)[tables.QUARANTINE].schema)
+    if table.startswith(tables.bronze("")):
+        return [*_but_headers(bronze_schema()), DISTANCE, DROPPED]
     names = Lake(settings).schema(table).names
-    counts = [*_part_counts(settings.sources), MET] if {*settings.sources} <= {*names} else []
+    sources = [source for source in settings.sources if source in names]
+    counts = [*(f"{source}_parts" for source in sources), MET] if sources else []
     return list(dict.fromkeys([*names, *counts]))
+
+
+def _but_headers(schema: pa.Schema) -> list[str]:
+    return [name for name in schema.names if name != "headers"]
 
 
 def missing_columns(settings: Settings, suites: Sequence[Suite]) -> list[Problem]:
@@ -227,45 +221,44 @@ def missing_columns(settings: Settings, suites: Sequence[Suite]) -> list[Problem
     return list(dict.fromkeys(problems))
 
 
-def _part_counts(sources: Iterable[str]) -> dict[str, str]:
-    return {f"{source}_parts": source for source in sources}
+# -- records, and what became of them
 
 
-def _silver_rows(engine: Engine, settings: Settings, table: str, span: Span) -> Rows:
-    stored = engine.lake.schema(table)
-    rows = engine.read(table, stored.names, [span.where])
-    sources = [source for source in settings.sources if source in stored.names]
-    counts = {n: source for n, source in _part_counts(sources).items() if n not in stored.names}
-    kept = pa.schema([(f.name, _OFFSETS if f.name in sources else f.type) for f in stored])
-    met = [MET] if sources and MET not in stored.names else []
-    schema = pa.schema([*_text_schema(kept), *[(name, pa.int64()) for name in (*counts, *met)]])
-    function = partial(_with_counts, counts=counts, sources=sources if met else [])
-    return engine.per_partition(function, [rows], schema)
+def _silver_rows(reader: TableReader, settings: Settings, table: str, span: Span) -> pa.Table:
+    names = Lake(settings).schema(table).names
+    rows = _as_text(reader.rows(table, names, [span.where]))
+    met = []
+    for source in (source for source in settings.sources if source in names):
+        counts = pc.list_value_length(rows[source]).cast(pa.int64())
+        rows = rows.set_column(names.index(source), source, rows[source].cast(_OFFSETS))
+        met.append(pc.greater(counts, 0).cast(pa.int64()))
+        if f"{source}_parts" not in names:
+            rows = rows.append_column(f"{source}_parts", counts)
+    return rows.append_column(MET, reduce(pc.add, met)) if met and MET not in names else rows
 
 
-def _quarantined(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
-    columns = _quarantine_columns(settings)
+def _read_records(reader: TableReader, settings: Settings, table: str, span: Span) -> pa.Table:
+    is_bronze = table != tables.QUARANTINE
+    inputs = [i for i in settings.inputs if not is_bronze or tables.bronze(i.source) == table]
+    schema = bronze_schema() if is_bronze else views(settings)[table].schema
+    ranges_by_input = {i: _merged_offsets(reader, i, span) for i in inputs}
     where: list[Any] = []
-    for input_id in settings.inputs:
-        where += of_input(input_id, within(_merged_offsets(reader, input_id, span)))
-    rows = reader.rows(tables.QUARANTINE, columns.names, where)
-    return _as_text(rows).cast(columns)
-
-
-def _quarantine_columns(settings: Settings) -> pa.Schema:
-    schema = views(settings)[tables.QUARANTINE].schema
-    return _text_schema(pa.schema([field for field in schema if field.name != "headers"]))
-
-
-# -- bronze, silver: pure functions of Arrow tables, which run where the engine keeps its rows
-
-
-def _bronze_columns() -> pa.Schema:
-    return _text_schema(pa.schema([field for field in bronze_schema() if field.name != "headers"]))
-
-
-def _text_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([(f.name, pa.string() if f.type == pa.binary() else f.type) for f in schema])
+    for input_id, ranges in ranges_by_input.items():
+        where += (of_topic if is_bronze else of_input)(input_id, within(ranges))
+    rows = reader.rows(table, _but_headers(schema), where)
+    partitions, offsets = int64s(rows["partition"]), int64s(rows["offset"])
+    is_merged = np.zeros(rows.num_rows, np.bool_)
+    for input_id, ranges in ranges_by_input.items():
+        since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
+        until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
+        is_its = (since <= offsets) & (offsets < until)
+        for name in ("topic",) if is_bronze else ("source", "topic"):
+            is_its &= np.asarray(pc.equal(rows[name], input_id._asdict()[name]))
+        is_merged |= is_its
+    rows = rows.filter(pa.array(is_merged))
+    if not is_bronze:
+        return _as_text(rows)
+    return _with_doubts(rows, lake_schemas(reader, settings).get(inputs[0].source))
 
 
 def _as_text(rows: pa.Table) -> pa.Table:
@@ -275,46 +268,17 @@ def _as_text(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def _within(
-    rows: pa.Table,
-    ranges_by_input: Mapping[InputId, Mapping[int, tuple[int, int]]],
-    value_schema: ValueSchema | AvroSchema | None,
-) -> pa.Table:
-    partitions = int64s(rows["partition"])
-    offsets = int64s(rows["offset"])
-    is_merged = np.zeros(rows.num_rows, np.bool_)
-    for input_id, ranges in ranges_by_input.items():
-        since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
-        until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
-        is_its = pc.equal(rows["topic"], input_id.topic).to_numpy()
-        is_merged |= is_its & (offsets >= since) & (offsets < until)
-    rows = rows.filter(pa.array(is_merged))
+def _with_doubts(rows: pa.Table, value_schema: ValueSchema | AvroSchema | None) -> pa.Table:
     dropped = pa.nulls(rows.num_rows, pa.int64())
     if value_schema is not None:
         has_key = rows["merge_key"].is_valid().combine_chunks()
         fields = fields_in(rows.filter(has_key), dropped_fields(value_schema))
         counts = pa.array(map(len, fields), dropped.type, size=len(fields))
         dropped = pc.replace_with_mask(dropped, has_key, counts)
-    rows = _as_text(rows)
-    event_times = times_ms(rows["event_time"])
-    kafka_times = times_ms(rows["kafka_timestamp"])
+    event_times, kafka_times = times_ms(rows["event_time"]), times_ms(rows["kafka_timestamp"])
     is_missing = (event_times == NULL_TIME) | (kafka_times < 0)
     days = pa.array((event_times - kafka_times) / 86_400_000, pa.float64(), mask=is_missing)
-    return rows.append_column(DISTANCE, days).append_column(DROPPED, dropped)
-
-
-def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[str]) -> pa.Table:
-    rows = _as_text(rows)
-    lengths = {
-        source: pc.list_value_length(rows[source]).cast(pa.int64())
-        for source in {*counts.values(), *sources}
-    }
-    for name, source in counts.items():
-        rows = rows.append_column(name, lengths[source])
-    if sources:
-        has_parts = [pc.greater(lengths[source], 0).cast(pa.int64()) for source in sources]
-        rows = rows.append_column(MET, reduce(pc.add, has_parts))
-    return rows
+    return _as_text(rows).append_column(DISTANCE, days).append_column(DROPPED, dropped)
 
 
 def _merged_offsets(
