@@ -16,7 +16,7 @@ import altair as alt
 from watersmeet.ask import charts
 from watersmeet.ask.answers import Row, quoted, rows
 from watersmeet.ask.charts import Figure, Steps, drawn, extended, in_unit, number
-from watersmeet.ask.status import count_outcomes
+from watersmeet.ask.status import count_outcomes, unfinished_tenants
 from watersmeet.audit.doubts import IS_FINISHED, doubts_of_newest, why_incomplete
 from watersmeet.core.inputs import InputId
 from watersmeet.core.times import LAST_EVENT_TIME_MS, duration, utc
@@ -24,12 +24,10 @@ from watersmeet.errors import Problem
 from watersmeet.lake.history import History, read_history
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import bronze_ends
-from watersmeet.lake.progress import last_batch
 from watersmeet.lake.snapshot import Snapshot
-from watersmeet.lake.state import state_at
 from watersmeet.lake.table_reader import TableReader
-from watersmeet.lake.tables import CORRECTIONS, DUPLICATES, EXCESS, LATE, PROGRESS, bronze
-from watersmeet.lake.tenants import times_of, unfinished
+from watersmeet.lake.tables import CORRECTIONS, DUPLICATES, EXCESS, LATE, bronze
+from watersmeet.lake.tenants import times_of
 from watersmeet.settings import Settings
 
 LOW_MATCH: Final = 0.5
@@ -54,18 +52,11 @@ ALL_SOURCES: Final = "all sources"
 _GOLD: Final = "gold, all sources"
 """Beside the sources' names, none of which has a space in it."""
 
-COUNTS: Final = {
-    **{name: name for name in ("in bronze", "open", "waiting")},
-    "timed out": "timed_out",
-    "not valid": "not valid",
-    "late": "late",
-    "corrections": "correction",
-    "duplicates": "duplicate",
-    "excess": "excess",
-    "quarantined": "quarantined",
-    "published": "published",
-}
-"""The counts of a partition in their order, by what `count_outcomes` calls them."""
+COUNTS: Final = (
+    *("in bronze", "open", "waiting", "timed out", "not valid", "late", "corrections"),
+    *("duplicates", "excess", "quarantined", "published"),
+)
+"""The counts of a partition in their order: those of `count_outcomes`, and `in bronze`."""
 _SIZES: Final = (*range(1, 9), *(2**n for n in range(4, 32)))
 _OF_SINK: Final = "last_closed_at IS NOT NULL"
 _NO_CLOCK: Final = "No partition has a clock: in each there is a source without a record."
@@ -195,15 +186,14 @@ class _LakeFigures:
             sql = f"SELECT `partition`, count(*) AS n FROM {table} GROUP BY `partition`"
             for row in self.rows(sql):
                 in_bronze = row["n"] if table != "progress" else 0
-                counts[row["partition"]]["in bronze"] += in_bronze
+                counts[row["partition"]]["in_bronze"] += in_bronze
         places = [("all", [*counts], min(self.clocks.values(), default=None))] if counts else []
         places += [(str(p), [p], self.clocks.get(p)) for p in sorted(counts)]
         names = [name for name in COUNTS if name not in self.hidden]
         found: list[Row] = []
         for title, partitions, clock in places:
             total = sum((counts[p] for p in partitions), Counter[str]())
-            total["not valid"] = sum(total[name] for name in total if name.startswith("not valid:"))
-            figures = {name: total[COUNTS[name]] for name in names}
+            figures = {name: total[name.replace(" ", "_")] for name in names}
             found.append({"partition": title, "clock (UTC)": utc(clock), **figures})
         explained = {
             "waiting": " Waiting: records that were read and wait for their tenants' clocks.",
@@ -222,12 +212,11 @@ class _LakeFigures:
         if not self.settings.merge.has_tenants:
             return
         title = "Slowest tenants"
-        last = last_batch(self.reader) if self.reader.exists(PROGRESS) else None
-        if last is None or not (tenant_rows := unfinished(self.reader)).num_rows:
+        found_tenants = unfinished_tenants(self.reader, self.history)
+        if found_tenants is None:
             yield Figure(title, "No tenant has anything open or waiting.", [])
             return
-        generation = self.history.generations.of(last.batch)
-        state = state_at(self.reader, self.history, generation, last.batch)
+        tenant_rows, state = found_tenants
         times = times_of(tenant_rows, state)
         times.sort(key=lambda row: (row[2] or 0) - state.clocks.get(row[0], 0))
         counts = {

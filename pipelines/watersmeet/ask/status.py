@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
+
 from watersmeet.ask.answers import Row, beyond, rows
 from watersmeet.audit.doubts import (
     doubts_of_newest,
@@ -22,6 +24,7 @@ from watersmeet.audit.doubts import (
 from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES
 from watersmeet.core.plan import OpenTransaction, TopicPartition
 from watersmeet.core.sequence import CORRECTED, EXCESS, MERGED, TOO_MANY
+from watersmeet.core.state import State
 from watersmeet.core.times import utc
 from watersmeet.errors import KafkaTransientError, Problem, UnreadableRecordsError
 from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
@@ -141,8 +144,7 @@ def status(
     if settings.merge.has_tenants:
         _add_tenants(reader, settings, answer, counts.result(), slowest_tenants.result())
     problems = [
-        *_unknown_schemas(reader, settings),
-        *_excess_schemas(reader, settings),
+        *_schema_problems(reader, settings),
         *(unmet.result() or []),
         *odd.result(),
         *of_newest.result(),
@@ -205,7 +207,16 @@ def _places(
     )
     since = {**newest.begin, **{topic_partition(row): row["until_offset"] for row in merged}}
     positions = {topic_partition(row): row["position"] for row in merged}
-    new = {topic_partition(row): row for row in _beyond(reader, settings, since)}
+    new = dict[TopicPartition, Row]()
+    for i in settings.inputs:
+        begins = {tp.partition: offset for tp, offset in since.items() if tp.input == i}
+        found = rows(
+            reader,
+            f"SELECT `partition`, count(*) AS records, max(event_time) AS head, "
+            f"max(b.offset) AS last FROM {tables.bronze(i.source)} b "
+            f"WHERE topic = '{i.topic}' AND {beyond(begins)} GROUP BY `partition`",
+        )
+        new |= {TopicPartition(i, row["partition"]): row for row in found}
     idle = {topic_partition(row): row for row in decided}
     places = {}
     for tp in {**since, **new, **idle}:
@@ -217,22 +228,6 @@ def _places(
         head = max((each for each in times if each is not None), default=None)
         places[tp] = _Place(end, head, row["records"], is_idle)
     return places
-
-
-def _beyond(
-    reader: TableReader, settings: Settings, since: Mapping[TopicPartition, int]
-) -> Iterator[Row]:
-    """Yield, by topic-partition, what bronze holds from some offsets on: the number of records,
-    their head, and the last offset.
-    """
-    for input_id in settings.inputs:
-        begins = {tp.partition: offset for tp, offset in since.items() if tp.input == input_id}
-        yield from rows(
-            reader,
-            f"SELECT '{input_id.source}' AS source, topic, `partition`, count(*) AS records, "
-            f"max(event_time) AS head, max(b.offset) AS last FROM {tables.bronze(input_id.source)} "
-            f"b WHERE topic = '{input_id.topic}' AND {beyond(begins)} GROUP BY topic, `partition`",
-        )
 
 
 def _sources(
@@ -292,15 +287,23 @@ _COUNTED_AS: Final = {
     ("correction", EXCESS): TOO_MANY,
     ("correction", "reset"): "corrections_closed",
 }
-"""What rows count as, by status and reason, if not as their status."""
+"""What rows count as, by status and reason, if not as their view or, in `merged`, their status."""
+
+_TOLD: Final = (
+    *("open", "timed_out", "published", "not_valid", "to_publish", "behind_sink", "failed_values"),
+    *(tables.LATE, tables.CORRECTIONS, "corrections_closed", "corrections_behind", TOO_MANY),
+    *("corrections_published", tables.DUPLICATES, tables.EXCESS, "quarantined"),
+)
+"""The counts of a partition that the answer has."""
+
+_NOT_VALID: Final = "not valid: "
 
 
 def count_outcomes(
     reader: TableReader, settings: Settings, history: History
 ) -> defaultdict[int, Counter[str]]:
-    """Return, by partition, how many records ended where: by status, `quarantined`, `published`,
-    `corrections_published`, `corrections_closed`, `corrections_behind`, `to_publish`,
-    `behind_sink`, `too_many`, and what timed out and is not valid as `not valid: REASON`.
+    """Return, by partition, how many records ended where, under the names of `status`, and by
+    reason (`not valid: REASON`) what timed out and is not valid.
 
     `next_due`: until when (ms) the first of the open records can be joined.
     """
@@ -313,83 +316,68 @@ def count_outcomes(
         "GROUP BY `partition`, status, invalid_reason",
     ):
         here, status_of_row, reason = counts[row["partition"]], row["status"], row["invalid_reason"]
-        here[str(_COUNTED_AS.get((status_of_row, reason), status_of_row))] += row["n"]
+        view = tables.STATUSES[status_of_row].view
+        name = status_of_row if view == tables.MERGED else view
+        here[_COUNTED_AS.get((status_of_row, reason), name)] += row["n"]
         if status_of_row == "timed_out" and reason is not None:
-            here[f"not valid: {reason}"] += row["n"]
+            here["not_valid"] += row["n"]
+            here[f"{_NOT_VALID}{reason}"] += row["n"]
         if status_of_row == "open":
             here["next_due"] = window.due(row["first"], row["last"])
-    quarantined = "SELECT `partition`, count(*) AS n FROM quarantine GROUP BY `partition`"
-    for row in rows(reader, quarantined):
-        counts[row["partition"]]["quarantined"] = row["n"]
-    _count_messages(reader, settings, history, counts)
-    return counts
-
-
-def _count_messages(
-    reader: TableReader,
-    settings: Settings,
-    history: History,
-    counts: defaultdict[int, Counter[str]],
-) -> None:
+    for name, what in (
+        ("quarantined", "count(*) AS n FROM quarantine"),
+        ("failed_values", "coalesce(sum(failed_values), 0) AS n FROM published"),
+    ):
+        for row in rows(reader, f"SELECT `partition`, {what} GROUP BY `partition`"):
+            counts[row["partition"]][name] = row["n"]
     tails, corrected = (
         last_tails_in(reader, sequence, topic_of(settings, sequence))
         for sequence in (MERGED, CORRECTED)
     )
-    for name, found in (("published", tails), ("corrections_published", corrected)):
-        for p, tail in found.items():
-            counts[p][name] = tail.seq + 1
-    failed = "SELECT `partition`, sum(failed_values) AS n FROM published GROUP BY `partition`"
-    for row in rows(reader, failed):
-        counts[row["partition"]]["failed_values"] = row["n"] or 0
+    by_name = {
+        "published": {p: tail.seq + 1 for p, tail in tails.items()},
+        "corrections_published": {p: tail.seq + 1 for p, tail in corrected.items()},
+    }
     if reader.exists(tables.SILVER):
+        newest = history.newest
         finished = [p for p, here in counts.items() if here["timed_out"]]
-        for p, n in count_to_publish(reader, history.newest, tails, finished).items():
-            counts[p]["to_publish"] = n
-        for name, sequence in (("behind_sink", MERGED), ("corrections_behind", CORRECTED)):
-            for p, n in count_behind_sink(reader, history.newest, sequence).items():
-                counts[p][name] = n
+        by_name["to_publish"] = count_to_publish(reader, newest, tails, finished)
+        by_name["behind_sink"] = count_behind_sink(reader, newest, MERGED)
+        by_name["corrections_behind"] = count_behind_sink(reader, newest, CORRECTED)
+    for name, found in by_name.items():
+        for p, n in found.items():
+            counts[p][name] = n
+    return counts
 
 
 def _partition(counts: Counter[str]) -> Row:
-    prefix = "not valid: "
-    reasons = {name.removeprefix(prefix): counts[name] for name in counts if prefix in name}
-    names = ("published", "to_publish", "behind_sink")
-    surplus = sum(counts[name] for name in names) + sum(reasons.values()) - counts["timed_out"]
+    reasons = {name.removeprefix(_NOT_VALID): counts[name] for name in counts if _NOT_VALID in name}
+    names = ("published", "to_publish", "behind_sink", "not_valid")
+    surplus = sum(counts[name] for name in names) - counts["timed_out"]
     return {
-        "open": counts["open"],
+        **{name: counts[name] for name in _TOLD},
         "next_due": counts.get("next_due"),
-        "timed_out": counts["timed_out"],
-        "published": counts["published"],
-        "not_valid": sum(reasons.values()),
-        "to_publish": counts["to_publish"],
-        "behind_sink": counts["behind_sink"],
         "not_valid_reasons": dict(sorted(reasons.items())),
-        "failed_values": counts["failed_values"],
         "not_in_silver": max(0, surplus),
         "in_former_sink": max(0, -surplus),
-        "late": counts["late"],
-        "corrections": counts["correction"],
-        "corrections_closed": counts["corrections_closed"],
-        "corrections_behind": counts["corrections_behind"],
-        "too_many": counts[TOO_MANY],
-        "corrections_published": counts["corrections_published"],
-        "duplicates": counts["duplicate"],
-        "excess": counts["excess"],
-        "quarantined": counts["quarantined"],
     }
+
+
+def unfinished_tenants(reader: TableReader, history: History) -> tuple[pa.Table, State] | None:
+    """Return the rows of tenants that are still to change (`lake.tenants.unfinished`), and the
+    state in which the last batch left them; None where there are none.
+    """
+    last = last_batch(reader) if reader.exists(tables.SILVER) else None
+    if last is None or not (found := unfinished(reader)).num_rows:
+        return None
+    return found, state_at(reader, history, history.generations.of(last.batch), last.batch)
 
 
 def _slowest(
     reader: TableReader, settings: Settings, history: History
 ) -> Mapping[int, SlowestTenant]:
-    if not settings.merge.has_tenants or not reader.exists(tables.SILVER):
-        return {}
-    last = last_batch(reader)
-    if last is None or not (unfinished_rows := unfinished(reader)).num_rows:
-        return {}
-    generation = history.generations.of(last.batch)
-    state = state_at(reader, history, generation, last.batch)
-    return slowest(unfinished_rows, state)
+    found = unfinished_tenants(reader, history) if settings.merge.has_tenants else None
+    return slowest(*found) if found else {}
 
 
 def _add_tenants(
@@ -412,45 +400,36 @@ def _add_tenants(
     for row in answer:
         p = row["partition"]
         count, tenant, clock = slowest_tenants.get(p, UNKNOWN_TENANT)
-        row["waiting"] = counts[p]["waiting"]
-        row["tenants"] = count
+        row |= {"waiting": counts[p]["waiting"], "tenants": count, "leading": None}
         row["slowest"] = None if tenant is None else {"tenant": tenant, "clock": clock}
-        row["leading"] = None
         if p in ahead:
             tp, head = ahead[p]
             leading = {"tenant": leaders.get(tp), "source": names[tp.input], "head": head}
             row["leading"] = leading
 
 
-def _unknown_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
-    """Return a problem for each schema that records name and that the registry did not have when
-    last asked.
+def _schema_problems(reader: TableReader, settings: Settings) -> Iterator[Problem]:
+    """Yield a problem for each schema that records name and that the registry did not have when
+    last asked, and for each source that takes no further schemas.
     """
-    return [
-        Problem(
-            f"since {utc(since)} the registry does not have schema {schema_id}, which a record was "
-            "written with; the source waits for it, or its records are refused once "
-            "registry.unknown_after is over",
-            f"sources.{name}.registry",
-            "register it under this id; or set registry.unknown_after; or jump over the record "
-            "with `watersmeet reset`",
-        )
-        for name in settings.registries
-        for schema_id, since in unknown_schemas(reader, name).items()
-    ]
-
-
-def _excess_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
-    return [
-        Problem(
-            f"the source has {MAX_SCHEMAS:,} schemas, or {MAX_SCHEMAS_BYTES // 2**20} MiB of them: "
-            "records that were written with another one are refused",
-            f"sources.{name}.registry",
-            "find out who registers so many; a new lake begins with none",
-        )
-        for name in settings.registries
-        if FULL in schema_ids(reader, name)
-    ]
+    for name in settings.registries:
+        where = f"sources.{name}.registry"
+        for schema_id, since in unknown_schemas(reader, name).items():
+            yield Problem(
+                f"since {utc(since)} the registry does not have schema {schema_id}, which a record "
+                "was written with; the source waits for it, or its records are refused once "
+                "registry.unknown_after is over",
+                where,
+                "register it under this id; or set registry.unknown_after; or jump over the record "
+                "with `watersmeet reset`",
+            )
+        if FULL in schema_ids(reader, name):
+            yield Problem(
+                f"the source has {MAX_SCHEMAS:,} schemas, or {MAX_SCHEMAS_BYTES // 2**20} MiB of "
+                "them: records that were written with another one are refused",
+                where,
+                "find out who registers so many; a new lake begins with none",
+            )
 
 
 # -- Kafka
@@ -460,24 +439,18 @@ def _kafka_ends(settings: Settings, patience_s: float) -> tuple[Bounds | None, T
     """Return the first and the exclusive end offset of every topic-partition, and the open
     transactions; None and nothing where Kafka does not answer.
     """
+    bounds: dict[TopicPartition, tuple[int, int]] = {}
+    transactions: dict[TopicPartition, OpenTransaction] = {}
     try:
-        return _bounds(settings, patience_s)
+        cluster = Cluster(settings.kafka, patience_s)
+        partitions = co_partitioned(settings, cluster.partition_counts(topics_of(settings)))
+        for i in settings.inputs:
+            limits, still_open = open_transactions(cluster, i.topic, range(partitions))
+            bounds |= {TopicPartition(i, p): ends for p, ends in limits.items()}
+            transactions |= {TopicPartition(i, p): found for p, found in still_open.items()}
     except KafkaTransientError as error:
         log.warning("%s; records that are not in bronze yet are not counted", error)
         return None, {}
-
-
-def _bounds(settings: Settings, patience_s: float) -> tuple[Bounds, Transactions]:
-    cluster = Cluster(settings.kafka, patience_s)
-    partitions = co_partitioned(settings, cluster.partition_counts(topics_of(settings)))
-    bounds: dict[TopicPartition, tuple[int, int]] = {}
-    transactions: dict[TopicPartition, OpenTransaction] = {}
-    for input_id in settings.inputs:
-        limits, still_open = open_transactions(cluster, input_id.topic, range(partitions))
-        for p, first_and_end in limits.items():
-            bounds[TopicPartition(input_id, p)] = first_and_end
-        for p, transaction in still_open.items():
-            transactions[TopicPartition(input_id, p)] = transaction
     return bounds, transactions
 
 

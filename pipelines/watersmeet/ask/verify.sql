@@ -1,5 +1,6 @@
 -- What `verify` finds without the merge model, in the SQL of `ask.answers`. {own}: the condition for
--- the rows of a generation that are judged.
+-- the rows of a generation that are judged; {holding}: the statuses of rows that hold records;
+-- {alone}: those of rows that are one.
 
 -- numbers
 SELECT generation,
@@ -61,7 +62,7 @@ SELECT s.source, s.topic, s.`partition`, s.offset,
 FROM silver s
 JOIN progress p ON p.source = s.source AND p.topic = s.topic AND p.`partition` = s.`partition`
     AND p.batch = s.batch
-WHERE s.status IN ('late', 'passed', 'duplicate', 'excess') AND s.batch >= {first}
+WHERE s.status IN {alone} AND s.batch >= {first}
     AND s.batch <= {last} AND (s.offset IS NULL OR s.offset >= p.until_offset
         OR s.offset < p.from_offset AND s.status NOT IN ('duplicate', 'excess')
             AND NOT (s.status = 'late' AND s.batch IN ({rejudging})))
@@ -183,13 +184,13 @@ WHERE coalesce(n, 0) <> 1 - coalesce(is_erased, 1)
 -- parts
 SELECT `partition`, part['offset'] AS at, status, tenant, merge_key, event_time
 FROM (SELECT `partition`, status, tenant, merge_key, event_time, each(`{source}`) AS part
-    FROM silver WHERE {own} AND status IN ('open', 'waiting', 'timed_out')) s
+    FROM silver WHERE {own} AND status IN {holding}) s
 JOIN spans g ON g.number = s.`partition` WHERE part['offset'] >= g.origin AND {of_part} = {topic}
 
 -- alone
 SELECT `partition`, s.offset AS at, status, tenant, merge_key, event_time
 FROM silver s JOIN spans g ON g.number = s.`partition`
-WHERE {own} AND status IN ('late', 'duplicate', 'excess', 'passed')
+WHERE {own} AND status IN {alone}
     AND NOT coalesce(is_late, FALSE) AND s.offset >= g.origin
     AND source = {source_text} AND topic = {topic}
 
@@ -197,7 +198,7 @@ WHERE {own} AND status IN ('late', 'duplicate', 'excess', 'passed')
 SELECT `partition`, entry['offset'] AS at, status, tenant, merge_key, event_time
 FROM (SELECT `partition`, status, tenant, merge_key, event_time, each(record_ids) AS entry
     FROM silver
-    WHERE {own} AND status IN ('open', 'waiting', 'timed_out') AND closed_at IS NULL) s
+    WHERE {own} AND status IN {holding} AND closed_at IS NULL) s
 JOIN spans g ON g.number = s.`partition`
 WHERE entry['of_offset'] IS NOT NULL AND entry['source'] = {source_text}
     AND entry['topic'] = {topic} AND entry['offset'] >= g.origin

@@ -65,6 +65,11 @@ def as_rows(rows: pa.Table, columns: Sequence[str]) -> Iterator[Row]:
     return zip(*lists, strict=True)
 
 
+def as_dicts(rows: pa.Table, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the same by the names of the columns."""
+    return (dict(zip(columns, row, strict=True)) for row in as_rows(rows, columns))
+
+
 def listed(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     """Return the values of a column as rows have them."""
     kind = column.type

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from watersmeet.core.avro_schema import AvroSchema
-from watersmeet.core.columns import cuts
+from watersmeet.core.columns import cuts, row_values
 from watersmeet.core.plan import Cursor, TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.sequence import Place
@@ -178,8 +178,7 @@ class Evidence:
         names = ["partition", "event_time"]
         of_merged: Where = [[("source", "is null", None)]]
         rows = read_table(self.reader, self.settings, tables.ERASED, names, of_merged)
-        places = zip(*(rows[name].to_pylist() for name in names), strict=True)
-        return {(p, timestamp_of(time)) for p, time in places}
+        return {(p, timestamp_of(time)) for p, time in row_values(rows, *names)}
 
     @cached_property
     def avro(self) -> Sequence[Mapping[str, AvroSchema]]:

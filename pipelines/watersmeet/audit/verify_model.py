@@ -324,38 +324,20 @@ class Derivation:
         return self._alone("duplicate", record, **of)
 
     def _waiting(self, position: int, record: Record) -> Row:
-        parts = {
-            source: [record.part] * (source == record.input.source) for source in self.has_several
-        }
-        return self._alone(
-            "waiting",
-            record,
-            last_event_time=record.event_time,
-            position=position,
-            record_bytes=record.size,
-            record_count=1,
-            record_ids=_ids([record], {}),
-            **self._parts(parts),
-        )
+        alone = MergeRecord(record.key or "", record.event_time, record.event_time, {})
+        alone.parts = {source: [] for source in self.has_several}
+        alone.join(record)
+        kept = self._kept_of(alone) | {"tenant": record.tenant or NO_TENANT}
+        place = {**record.input._asdict(), "offset": record.offset, "position": position}
+        return self._row(status="waiting", **place, record_count=1, **kept)
 
     def _merge_record(self, status: str, row: MergeRecord) -> Row:
-        due, closed_at = row.due, row.closed_at
+        due = row.due
         if status == "open":
             due = self.model.rules.due(row.event_time, row.last_event_time)
-        of_offsets = {(r.input, r.offset): of_offset for r, of_offset in row.repeated}
-        return self._row(
-            status=status,
-            tenant=row.tenant,
-            merge_key=row.key,
-            event_time=row.event_time,
-            last_event_time=row.last_event_time,
-            due=due,
-            closed_at=None if status == "open" else closed_at,
-            record_bytes=0 if row.is_too_large else row.size,
-            record_count=row.count,
-            record_ids=None if row.is_too_large else _ids(row.records, of_offsets),
-            **self._parts(row.parts),
-        )
+        closed_at = None if status == "open" else row.closed_at
+        times = {"due": due, "closed_at": closed_at}
+        return self._row(status=status, **times, record_count=row.count, **self._kept_of(row))
 
     def _correction(self, made: Correction, reason: str | None) -> Row:
         record = made.late.record
@@ -363,9 +345,6 @@ class Derivation:
             status="correction",
             **record.input._asdict(),
             offset=record.offset,
-            tenant=made.tenant,
-            merge_key=made.key,
-            event_time=made.event_time,
             is_late_born=made.is_late_born,
             version=made.version,
             position=made.late.position,
@@ -374,13 +353,22 @@ class Derivation:
             due=made.due,
             closed_at=made.closed_at,
             first_event_time=made.first_event_time,
-            last_event_time=made.last_event_time,
             invalid_reason=reason,
-            record_bytes=made.size,
             record_count=made.records,
-            record_ids=_ids_of_correction(made),
-            **self._parts(made.parts),
+            **self._kept_of(made),
         )
+
+    def _kept_of(self, row: MergeRecord | Correction) -> dict[str, Any]:
+        is_too_large = isinstance(row, MergeRecord) and row.is_too_large
+        return {
+            "tenant": row.tenant,
+            "merge_key": row.key,
+            "event_time": row.event_time,
+            "last_event_time": row.last_event_time,
+            "record_bytes": 0 if is_too_large else row.size,
+            "record_ids": _ids(row),
+            **self._parts(row.parts),
+        }
 
     def _parts(self, parts: Mapping[str, Sequence[Part]]) -> dict[str, tuple[Row, ...]]:
         return {
@@ -425,30 +413,18 @@ def _source_state(
     return state
 
 
-def _ids(
-    records: Iterable[Record], of_offsets: Mapping[tuple[InputId, int], int]
-) -> tuple[Row, ...] | None:
-    entries = []
-    for record in records:
-        if record.id is not None:
-            of_offset = of_offsets.get((record.input, record.offset))
-            text = record.id if of_offset is None else None
-            entries.append((*record.input, record.offset, record.event_time, text, of_offset))
-    return tuple(sorted(entries, key=itemgetter(0, 1, 2))) or None
-
-
-def _ids_of_correction(made: Correction) -> tuple[Row, ...] | None:
+def _ids(row: MergeRecord | Correction) -> tuple[Row, ...] | None:
     times = {
         (InputId(source, part.topic), part.offset): part.event_time
-        for source, of_source in made.parts.items()
+        for source, of_source in row.parts.items()
         for part in of_source
     }
     entries: list[Row] = [
         (*input_id, offset, times[input_id, offset], record_id, None)
-        for (input_id, record_id), offset in made.ids.items()
+        for (input_id, record_id), offset in row.ids.items()
     ]
     entries += [
-        (*r.input, r.offset, r.event_time, None, of_offset) for r, of_offset in made.repeated
+        (*r.input, r.offset, r.event_time, None, of_offset) for r, of_offset in row.repeated
     ]
     return tuple(sorted(entries, key=itemgetter(0, 1, 2))) or None
 

@@ -50,7 +50,13 @@ class RowChecks:
         first = max(evidence.history_batch + 1, since)
         begin = max(evidence.history_batch, since)
         last, generation = evidence.last_batch, evidence.generation.number
-        self._batches = {"begin": begin, "first": first, "last": last, "generation": generation}
+        holding = [*tables.statuses_of(tables.MERGED), *tables.statuses_of(tables.WAITING)]
+        others = [*holding, *tables.statuses_of(tables.CORRECTIONS)]
+        alone = (status for status in tables.STATUSES if status not in others)
+        self._names_of_all: dict[str, Any] = {"holding": tuple(holding), "alone": tuple(alone)}
+        self._names_of_all |= {"begin": begin, "first": first, "last": last}
+        self._names_of_all |= {"generation": generation}
+        self._is_merged = last >= first
         self._own = f"batch >= {first} AND batch <= {last}"
         self.erasing = set[tuple[int, str, str]]()
 
@@ -71,13 +77,12 @@ class RowChecks:
             input_id = InputId(row["source"], row["topic"])
             where = self.evidence.at(TopicPartition(input_id, row["partition"]), row["offset"])
             self.report["outcomes"].add(row["what"], f"silver: {where}")
-        is_merged = self._batches["last"] >= self._batches["first"]
-        if is_merged:
+        if self._is_merged:
             self._check_batches()
         for input_id in self.evidence.settings.inputs:
             if self.evidence.reader.exists(tables.bronze(input_id.source)):
                 self._check_outcomes(input_id)
-                if is_merged:
+                if self._is_merged:
                     self._check_positions(input_id)
 
     def check_messages(self) -> None:
@@ -147,7 +152,7 @@ class RowChecks:
         return rows(self.evidence.reader, self._sql(query, **names))
 
     def _sql(self, query: str, **names: object) -> str:
-        return _QUERIES[query].format(own=self._own, **self._batches, **names)
+        return _QUERIES[query].format(own=self._own, **self._names_of_all, **names)
 
     def _windows(self) -> str:
         # An epoch may start later than the clock at which it begins, by 1 ms for each before it.

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.audit.comparison import Row, as_rows, compare
+from watersmeet.audit.comparison import Row, as_dicts, as_rows, compare
 from watersmeet.audit.evidence import MAX_TIME, NULL, End, Evidence, read_table
 from watersmeet.audit.problems import Report
 from watersmeet.audit.verify_bronze import Log, Records
 from watersmeet.audit.verify_model import Base, Derivation
 from watersmeet.audit.verify_rows import place, place_of
+from watersmeet.core.columns import row_values
 from watersmeet.core.correction_model import CorrectionPlace
 from watersmeet.core.inputs import InputId
 from watersmeet.core.model import NO_TENANT, MergeRules
 from watersmeet.core.sequence import CORRECTED, MERGED, clock_of
+from watersmeet.core.too_large import EXCESS
+from watersmeet.core.types import DUE
 from watersmeet.lake import tables
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.pieces import read_pieces
 from watersmeet.lake.table_reader import Condition
+from watersmeet.lake.views import views
 
 SHOWN: Final = 3
 """Number of rows of a side that a sentence shows."""
@@ -140,7 +144,8 @@ class PartitionCheck:
         """Compare rows of sampled keys with the model's. What is unequal is kept."""
         evidence = self.evidence
         is_sampled = pa.array(map(evidence.is_sampled, rows["merge_key"].to_pylist()), pa.bool_())
-        actual: Iterable[Row] = as_rows(_for_model(rows.filter(is_sampled)), self.columns)
+        for_model = _for_model(rows.filter(is_sampled), _places(evidence))
+        actual: Iterable[Row] = as_rows(for_model, self.columns)
         if evidence.following is not None:
             actual, expected = (map(self._as_ended, side) for side in (actual, expected))
         for difference in compare(actual, expected, self.columns, self._key):
@@ -154,8 +159,8 @@ class PartitionCheck:
         """
         values = dict(zip(self.columns, row, strict=True))
         status = values["status"]
-        if status in tables.UNFINISHED:
-            values |= dict.fromkeys(_OF_UNFINISHED)
+        if status in tables.UNFINISHED:  # it loses what tells that it may still change
+            values |= dict.fromkeys([*DUE.names, *_places(self.evidence), "position"])
         elif status != "timed_out" or not self.evidence.is_unpublished(
             MERGED, self.number, MERGED.place(values)
         ):
@@ -194,11 +199,13 @@ class PartitionCheck:
             self.report["rows of silver"].add(what, place_of({**row, "partition": self.number}))
 
 
-_OF_UNFINISHED: Final = ("due", "closed_at", "position", "source", "topic", "offset")
-"""Columns that a row loses when a jump closes it."""
+def _places(evidence: Evidence) -> list[str]:
+    """Return the columns of records, not merge records, that say where one is."""
+    of_merged = views(evidence.settings)[tables.MERGED].schema.names
+    return [name for name in EXCESS.names if name not in of_merged]
 
 
-def _for_model(rows: pa.Table) -> pa.Table:
+def _for_model(rows: pa.Table, places: Sequence[str]) -> pa.Table:
     """Return rows of silver without what the model does not say: why rows are not valid, and the
     ids of corrections. What a jump has closed has the status `reset`.
     """
@@ -212,8 +219,7 @@ def _for_model(rows: pa.Table) -> pa.Table:
         "invalid_reason": pc.if_else(is_none, rows["invalid_reason"], None),
         "id": pc.if_else(is_correction, None, rows["id"]),
     }
-    for name in ("source", "topic", "offset"):
-        changed[name] = pc.if_else(is_reset, None, rows[name])
+    changed |= {name: pc.if_else(is_reset, None, rows[name]) for name in places}
     for name, column in changed.items():
         rows = rows.set_column(rows.column_names.index(name), name, column)
     return rows
@@ -257,12 +263,12 @@ def read_base(evidence: Evidence, partition: int, late: pa.Table) -> Base:
     recovered = evidence.recovered.filter(pc.equal(evidence.recovered["partition"], partition))
     names = ("merge_key", "event_time", "due", "closed_at", "tenant")
     base = Base(
-        recovered=list(zip(*(recovered[name].to_pylist() for name in names), strict=True)),
+        recovered=list(row_values(recovered, *names)),
         since=evidence.since.get(partition),
         corrected_before=None if before is None else CorrectionPlace._make(before),
     )
     entries = ("tenant", "merge_key", "event_time")
-    corrected = list(zip(*(late[name].to_pylist() for name in entries), strict=True))
+    corrected = list(row_values(late, *entries))
     if evidence.base is not None:
         rows = _saved_rows(evidence, partition)
         corrected += [tuple(row[n] for n in entries) for row in rows if row["status"] == "late"]
@@ -289,7 +295,7 @@ def _saved_rows(evidence: Evidence, partition: int) -> list[dict[str, Any]]:
     saved: list[Condition] = [("partition", "=", partition), ("_base", "=", evidence.base_number)]
     where = [[*saved, ("status", "in", (*tables.UNFINISHED, "late"))]]
     rows = read_table(evidence.reader, evidence.settings, tables.BASES, columns, where)
-    return [dict(zip(columns, row, strict=True)) for row in as_rows(rows, columns)]
+    return [*as_dicts(rows, columns)]
 
 
 def _closed_rows(
@@ -301,27 +307,22 @@ def _closed_rows(
     if not keys:
         return
     columns = tables.silver_columns(evidence.settings).names
-    where: list[Condition] = [
-        ("partition", "=", partition),
-        *evidence.closed_before,
-        ("due", ">=", first),
-    ]
+    own: list[Condition] = [("partition", "=", partition), ("due", ">=", first)]
+    where = [[*own, *evidence.closed_before]]
     before = evidence.generation.corrected_before.get(partition)
-    for rows in read_pieces(evidence.reader, tables.SILVER, columns, [where], ("event_time",)):
-        for row in as_rows(rows, columns):
-            values = dict(zip(columns, row, strict=True))
-            is_correction = values["status"] == "correction"
-            if (values["tenant"], values["merge_key"]) not in keys:
-                continue
-            if is_correction and not values["version"]:
+    for rows in read_pieces(evidence.reader, tables.SILVER, columns, where, ("event_time",)):
+        for row in as_dicts(rows, columns):
+            is_correction = row["status"] == "correction"
+            is_made = not is_correction or row["version"]
+            if (row["tenant"], row["merge_key"]) not in keys or not is_made:
                 continue
             if before is not None and (
-                CORRECTED.place(values) <= before
+                CORRECTED.place(row) <= before
                 if is_correction
-                else values["closed_at"] <= clock_of(before)
+                else row["closed_at"] <= clock_of(before)
             ):
                 continue  # the lost lake may have corrected it
-            yield values
+            yield row
 
 
 def _values_of_waiting(
@@ -336,8 +337,7 @@ def _values_of_waiting(
     for input_id, its in offsets.items():
         where = of_topic(input_id, [[("partition", "=", partition), ("offset", "in", sorted(its))]])
         table = tables.bronze(input_id.source)
-        names = ["offset", "value"]
-        found = read_table(evidence.reader, evidence.settings, table, names, where)
-        pairs = zip(*(found[name].to_pylist() for name in names), strict=True)
+        found = read_table(evidence.reader, evidence.settings, table, ["offset", "value"], where)
+        pairs = row_values(found, "offset", "value")
         values |= {(input_id, offset): value for offset, value in pairs if value is not None}
     return values

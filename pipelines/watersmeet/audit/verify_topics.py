@@ -17,6 +17,7 @@ from watersmeet.audit.evidence import Evidence, timestamp_of
 from watersmeet.audit.problems import Report
 from watersmeet.audit.verify_rows import place
 from watersmeet.audit.verify_validity import evaluated
+from watersmeet.core.columns import row_values
 from watersmeet.core.inputs import InputId
 from watersmeet.core.message import correction_header_bytes
 from watersmeet.core.plan import TopicPartition
@@ -348,9 +349,7 @@ class MessageCheck:
         """Check that nothing is said of rows that may still change."""
         is_open = rows.filter(pc.not_equal(rows["status"], "timed_out"))
         names = ("tenant", "merge_key", "event_time", "valid", "invalid_reason")
-        for tenant, key, time, *actual in zip(
-            *(is_open[name].to_pylist() for name in names), strict=True
-        ):
+        for tenant, key, time, *actual in row_values(is_open, *names):
             self._compare(actual, [None, None], place(self.number, key, time, tenant))
         closed = rows.filter(pc.equal(rows["status"], "timed_out"))
         self._merged(closed, is_judged=True)
@@ -369,42 +368,36 @@ class MessageCheck:
         if not rows.num_rows:
             return []
         rows = evaluated(rows, self.evidence.epochs)
-        names = ("tenant", "merge_key", "event_time", "closed_at", "due", "valid")
-        columns = [*names, "invalid_reason", "fault", "told"]
+        names = (*MERGED.order, "event_time", "valid", "invalid_reason", "fault", "told")
         content: list[Row] = []
-        for row in zip(*(rows[name].to_pylist() for name in columns), strict=True):
-            tenant, key, time, closed_at, due, valid, reason, fault, value = row
-            at = {"closed_at": closed_at, "tenant": tenant, "due": due, "merge_key": key}
+        for row in row_values(rows, *names):
+            at = dict(zip(names, row, strict=True))
+            tenant, key, time, valid = (
+                at[n] for n in ("tenant", "merge_key", "event_time", "valid")
+            )
             own_id = message_id(self.number, time, key, tenant)
             if is_judged:
-                self._check_valid(valid, reason, fault, at, place(self.number, key, time, tenant))
+                self._check_valid(at, place(self.number, key, time, tenant))
             if (tenant, key) in self._corrected_keys:
                 # Where a jump has closed it later, it was valid all the same.
-                self._had[own_id] = fault is None
-            if valid and closed_at is not None and due is not None:
-                message = key.encode(), value, timestamp_of(time), own_id
+                self._had[own_id] = at["fault"] is None
+            if valid and at["closed_at"] is not None and at["due"] is not None:
+                message = key.encode(), at["told"], timestamp_of(time), own_id
                 content.append((MERGED.place(at), *message))
         return content
 
-    def _check_valid(
-        self,
-        valid: bool | None,
-        reason: str | None,
-        fault: str | None,
-        at: Mapping[str, Any],
-        where: str,
-    ) -> None:
-        evidence = self.evidence
+    def _check_valid(self, at: Mapping[str, Any], where: str) -> None:
+        evidence, fault = self.evidence, at["fault"]
         is_closed = evidence.following is not None and (
             at["closed_at"] is None
             or evidence.is_unpublished(MERGED, self.number, MERGED.place(at))
         )
-        if is_closed and fault is None and evidence.is_closing and valid:
+        if is_closed and fault is None and evidence.is_closing and at["valid"]:
             return  # it is judged as if it were closed
         right: tuple[bool, str | None] = fault is None, fault
-        if (is_closed and fault is None) or reason == "reset":
+        if (is_closed and fault is None) or at["invalid_reason"] == "reset":
             right = False, "reset"
-        self._compare((valid, reason), right, where)
+        self._compare((at["valid"], at["invalid_reason"]), right, where)
 
     def _corrected(self, rows: pa.Table, *, is_judged: bool) -> list[Row]:
         if not rows.num_rows:
@@ -425,7 +418,7 @@ class MessageCheck:
         )
         content: list[Row] = []
         before = self.evidence.generation.corrected_before.get(p)
-        for row in zip(*(rows[name].to_pylist() for name in names), strict=True):
+        for row in row_values(rows, *names):
             values = dict(zip(names, row, strict=True))
             input_id, offset = InputId(*row[:2]), row[2]
             own_place = CORRECTED.place(values)

@@ -71,12 +71,10 @@ DISTANCE: Final = "days_from_kafka"
 DROPPED: Final = "dropped_fields"
 
 _OF_MERGE_RECORD: Final = ("partition", "tenant", "merge_key", "event_time")
-_OF_RECORD: Final = ("source", "topic", "partition", "offset")
+_OF_RECORD: Final = ("source", "topic", "partition", "offset", "after_offset")
 _COORDINATES: Final = {
     tables.SILVER: ("status", *_OF_MERGE_RECORD, "source", "topic", "offset"),
     tables.MERGED: _OF_MERGE_RECORD,
-    tables.PROGRESS: ("source", "topic", "partition"),
-    tables.IDLE_HEARTBEATS: ("source", "topic", "partition", "after_offset"),
     SINK: ("partition", "offset"),
 }
 
@@ -150,9 +148,10 @@ def chunk_limit(reader: TableReader, settings: Settings) -> int:
 
 
 def coordinates(table: str, hidden_names: Collection[str]) -> tuple[str, ...]:
-    """Return the columns by which a row of a table is found, without `hidden_names`."""
-    its_own = _OF_RECORD[1:] if table.startswith(tables.bronze("")) else _OF_RECORD
-    columns = _COORDINATES.get(table, its_own)
+    """Return the columns by which a row of a table is found, as far as it has them, without
+    `hidden_names`.
+    """
+    columns = _COORDINATES.get(table, _OF_RECORD)
     return tuple(name for name in columns if name not in hidden_names)
 
 
