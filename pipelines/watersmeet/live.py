@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from watersmeet.ask.answers import beyond, by_input
 from watersmeet.ask.status import waits_for
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.inputs import InputId
@@ -28,7 +30,6 @@ from watersmeet.lake.generations import read_generations
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.schemas import avro_schemas
-from watersmeet.lake.table_reader import Condition, within
 from watersmeet.lake.unpublished import reached
 from watersmeet.settings import Settings
 
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 LIVE = "live"
 """The name of the view in a catalog."""
 
-Skipping = Mapping[InputId, Mapping[int, int]]
-"""The next offset of the merge, by input and partition; bronze before it need not be opened."""
+NO_BEGINS: Final[Mapping[InputId, Mapping[int, int]]] = MappingProxyType({})
 
 
 def live(engine: SparkEngine, settings: Settings) -> DataFrame:
@@ -62,14 +62,13 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
         value_type = struct_type(engine.spark, f"value {ddl(kind)}")["value"].dataType
         engine.spark.udf.register(_decoder(source), partial(_decoded, schema), value_type)
     reader = engine.reader
-    next_offsets = dict[InputId, dict[int, int]]()
+    begins: Mapping[InputId, Mapping[int, int]] = {}
     if generations := read_generations(reader, settings):
         last = last_batch(reader)
         batch = 0 if last is None else last.batch + 1
-        for tp, offset in reached(reader, generations.newest, batch).items():
-            next_offsets.setdefault(tp.input, {})[tp.partition] = offset
+        begins = by_input(reached(reader, generations.newest, batch))
     waits = waits_for(reader, settings)
-    return engine.spark.sql(live_sql(engine.lake, settings, next_offsets, waits, decodes=True))
+    return engine.spark.sql(live_sql(engine.lake, settings, begins, waits, decodes=True))
 
 
 def _decoded(schema: AvroSchema, value: bytes, partition: int, offset: int) -> Any:
@@ -83,22 +82,21 @@ def _decoder(source: str) -> str:
 def live_sql(
     lake: Lake,
     settings: Settings,
-    skipping: Skipping | None = None,
+    begins: Mapping[InputId, Mapping[int, int]] = NO_BEGINS,
     waits: Mapping[int, Sequence[str]] | None = None,
     *,
     decodes: bool = False,
 ) -> str:
     """Return the view as a query in Spark SQL, with the columns of `live`.
 
-    `settings`: those of the current epoch. `waits`: the inputs that are waited for, by partition;
-    without them, there is no column `waits_for`. SQL cannot read Avro: the Avro value of a waiting
-    record is null, unless the session `decodes` it.
+    `settings`: those of the current epoch. `begins`: by input and partition, the next offset of the
+    merge; bronze before it need not be opened. `waits`: the inputs that are waited for, by
+    partition; without them, there is no column `waits_for`. SQL cannot read Avro: the Avro value of
+    a waiting record is null, unless the session `decodes` it.
     """
-    sources = list(settings.sources)
-    next_offsets = skipping or {}
     progress = f"({view_sql(lake, tables.PROGRESS)})"
     generations = f"({view_sql(lake, tables.GENERATIONS)})"
-    columns = ", ".join(f"`{source}`" for source in sources)
+    columns = ", ".join(f"`{source}`" for source in settings.sources)
     names = settings.input_names
     more_columns = _shown_columns(settings)
     if waits is not None:
@@ -106,30 +104,30 @@ def live_sql(
     of_silver = "".join(f", {name}" for name in more_columns)
     of_waiting = "".join(f", {value}" for value in more_columns.values())
     unmerged = {
-        name: _beyond(input_id, lake, settings, next_offsets.get(input_id, {}), decodes)
+        name: _beyond(input_id, lake, settings, begins.get(input_id, {}), decodes)
         for input_id, name in names.items()
     }
-    beyond = ", ".join(f"{_unmerged(name)} AS ({query})" for name, query in unmerged.items())
+    of_bronze = ", ".join(f"{_unmerged(name)} AS ({query})" for name, query in unmerged.items())
     silver = lake.layout[tables.SILVER].schema
-    parts = ", ".join(_sorted_parts(silver.field(source)) for source in sources)
+    parts = ", ".join(_sorted_parts(silver.field(source)) for source in settings.sources)
+    statuses = *tables.statuses_of(tables.MERGED), *tables.statuses_of(tables.WAITING)
     return f"""
-        WITH starts AS (
-            SELECT {_input(settings)}, `partition`, start_offset, from_batch FROM {generations}
+        WITH consumed AS (
+            SELECT source, topic, `partition`, MAX(next_offset) AS next_offset FROM (
+                SELECT source, topic, `partition`, generation, start_offset AS next_offset
+                FROM {generations}
+                UNION ALL
+                SELECT source, topic, `partition`, generation, until_offset FROM {progress}
+            )
             WHERE generation = (SELECT MAX(generation) FROM {generations})
-        ), merged AS (
-            SELECT {_input(settings)}, `partition`, until_offset FROM {progress}
-            WHERE batch = (SELECT MAX(batch) FROM {progress})
-                AND batch >= COALESCE((SELECT MAX(from_batch) FROM starts), 0)
-        ), consumed AS (
-            SELECT source, `partition`, COALESCE(until_offset, start_offset) AS until_offset
-            FROM starts FULL JOIN merged USING (source, `partition`)
-        ), {beyond}, waiting AS (
+            GROUP BY source, topic, `partition`
+        ), {of_bronze}, waiting AS (
             {" UNION ALL ".join(_waiting(input_id, settings) for input_id in names)}
         )
         SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid,
             invalid_reason, batch{of_silver}
         FROM {sql_name(lake, tables.SILVER)}
-        WHERE status IN ('open', 'timed_out', 'waiting')
+        WHERE status IN {statuses}
         UNION ALL
         SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {parts},
             CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){of_waiting}
@@ -149,28 +147,14 @@ def _unmerged(name: str) -> str:
     return f"`beyond_{name}`"
 
 
-def _input(settings: Settings) -> str:
-    cases = " ".join(
-        f"WHEN source = '{source}' AND topic = '{topic}' THEN '{name}'"
-        for (source, topic), name in settings.input_names.items()
-    )
-    return f"CASE {cases} END AS source"
-
-
 def _beyond(
     input_id: InputId,
     lake: Lake,
     settings: Settings,
-    next_offsets: Mapping[int, int],
+    begins: Mapping[int, int],
     decodes: bool,
 ) -> str:
     source, topic = input_id
-    read = sql_name(lake, tables.bronze(source))
-    if next_offsets:
-        near = within({partition: (until, None) for partition, until in next_offsets.items()})
-        terms = [_sql_term(term) for term in near]
-        others = f"`partition` NOT IN ({', '.join(map(str, next_offsets))})"
-        read = f"(SELECT * FROM {read} WHERE {' OR '.join([*terms, others])})"
     kind = settings.sources[source].value_type
     if settings.sources[source].format != "avro":
         value = _value("b.value", kind)
@@ -181,15 +165,11 @@ def _beyond(
     return f"""
         SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, b.tenant,
             b.topic, {value} AS value
-        FROM {read} AS b
+        FROM (SELECT * FROM {sql_name(lake, tables.bronze(source))} AS b WHERE {beyond(begins)}) b
         LEFT JOIN consumed AS p
-            ON p.source = '{settings.input_names[input_id]}' AND p.`partition` = b.`partition`
-        WHERE b.`offset` >= COALESCE(p.until_offset, 0)
+            ON p.source = '{source}' AND p.topic = b.topic AND p.`partition` = b.`partition`
+        WHERE b.`offset` >= COALESCE(p.next_offset, 0)
             AND b.event_time IS NOT NULL AND b.topic = '{topic}'"""
-
-
-def _sql_term(term: Sequence[Condition]) -> str:
-    return " AND ".join(f"`{column}` {operator} {value}" for column, operator, value in term)
 
 
 def _value(value: str, value_type: pa.DataType) -> str:

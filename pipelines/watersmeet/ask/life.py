@@ -12,6 +12,7 @@ from watersmeet.ask.answers import (
     Row,
     answer,
     beyond,
+    by_input,
     follows,
     literal,
     queries,
@@ -21,7 +22,7 @@ from watersmeet.ask.answers import (
 )
 from watersmeet.core import sequence as sequences
 from watersmeet.core.columns import NULL_TIME
-from watersmeet.core.inputs import InputId, of_source
+from watersmeet.core.inputs import of_source
 from watersmeet.core.plan import BatchPlan, OffsetRange, TopicPartition
 from watersmeet.core.tenants import TenantClocks
 from watersmeet.core.types import TIME
@@ -185,9 +186,7 @@ class Life:
 
     def unread(self) -> list[Row]:
         """Return the records in bronze that silver has not read."""
-        ends = defaultdict[InputId, dict[int, int]](dict)
-        for tp, end in reached(self.reader, self.history.newest, self.batch + 1).items():
-            ends[tp.input][tp.partition] = end
+        ends = by_input(reached(self.reader, self.history.newest, self.batch + 1))
         return [
             row
             for i in self.settings.inputs

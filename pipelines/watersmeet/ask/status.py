@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from watersmeet.ask.answers import Row, beyond, rows
+from watersmeet.ask.answers import Row, beyond, by_input, rows
 from watersmeet.audit.doubts import (
     doubts_of_newest,
     heads_in_future,
@@ -207,14 +207,13 @@ def _places(
     )
     since = {**newest.begin, **{topic_partition(row): row["until_offset"] for row in merged}}
     positions = {topic_partition(row): row["position"] for row in merged}
-    new = dict[TopicPartition, Row]()
+    new, begins = dict[TopicPartition, Row](), by_input(since)
     for i in settings.inputs:
-        begins = {tp.partition: offset for tp, offset in since.items() if tp.input == i}
         found = rows(
             reader,
             f"SELECT `partition`, count(*) AS records, max(event_time) AS head, "
             f"max(b.offset) AS last FROM {tables.bronze(i.source)} b "
-            f"WHERE topic = '{i.topic}' AND {beyond(begins)} GROUP BY `partition`",
+            f"WHERE topic = '{i.topic}' AND {beyond(begins[i])} GROUP BY `partition`",
         )
         new |= {TopicPartition(i, row["partition"]): row for row in found}
     idle = {topic_partition(row): row for row in decided}
