@@ -28,7 +28,7 @@ from watersmeet.configuration.file import known_instead
 from watersmeet.core import sequence as sequences
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.clocks import Clocks
-from watersmeet.core.columns import MAX_TIME
+from watersmeet.core.columns import MAX_TIME, row_values
 from watersmeet.core.corrections import LateRules, as_silver, correct, settled
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId, input_of_part, of_source
@@ -46,6 +46,7 @@ from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
+from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.table_reader import normalise
 from watersmeet.lake.views import views
 from watersmeet.running.correcting import validated_corrections, without
@@ -182,13 +183,6 @@ def _tried(
 # -- what is sent
 
 
-class _WrongError(ValueError):
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(what)
-        self.what = what
-        self.fix = fix
-
-
 def _checked_records(
     settings: Settings, sent: Iterable[_Sent]
 ) -> Iterator[tuple[str, int, SentRecord]]:
@@ -201,8 +195,12 @@ def _checked_records(
         try:
             parsed = _parsed(record) if isinstance(record, bytes) else record
             yield place, number, _checked(parsed, settings, encoders)
-        except _WrongError as wrong:
-            raise ConfigurationError(wrong.what, place, wrong.fix) from None
+        except ConfigurationError as error:
+            raise ConfigurationError(*error.problem._replace(where=place)) from None
+
+
+def _wrong(what: str, fix: str) -> ConfigurationError:
+    return ConfigurationError(what, fix=fix)
 
 
 def _parsed(text: bytes) -> Mapping[str, Any]:
@@ -213,11 +211,11 @@ def _parsed(text: bytes) -> Mapping[str, Any]:
             spelled = json.loads(text, parse_int=orjson.Fragment, parse_float=orjson.Fragment)
             parsed["value"] = orjson.dumps(spelled["value"]).decode()
     except (ValueError, TypeError, RecursionError) as error:
-        raise _WrongError(
+        raise _wrong(
             f"is no strict JSON ({error})", f"write an object such as {_EXAMPLE}"
         ) from None
     if not isinstance(parsed, dict):
-        raise _WrongError("is no JSON object", f"write one such as {_EXAMPLE}")
+        raise _wrong("is no JSON object", f"write one such as {_EXAMPLE}")
     return parsed
 
 
@@ -233,7 +231,7 @@ def _checked(
 ) -> SentRecord:
     for field in record:
         if field not in _FIELDS:
-            raise _WrongError(f"unknown field `{field}`", known_instead(str(field), _FIELDS))
+            raise _wrong(f"unknown field `{field}`", known_instead(str(field), _FIELDS))
     name = record.get("source")
     inputs = settings.inputs_by_name
     partition = record.get("partition", 0)
@@ -245,26 +243,26 @@ def _checked(
             what = "has several topics"
             example = settings.input_names[of_source(settings.inputs, str(name))[0]]
             instead = f"name one, such as `{example}`"
-        raise _WrongError(f"`source` is `{name}`, which {what}", instead)
+        raise _wrong(f"`source` is `{name}`, which {what}", instead)
     source, topic = inputs[name]
     if "value" not in record:
-        raise _WrongError("`value` is missing", "add it, null for a tombstone")
+        raise _wrong("`value` is missing", "add it, null for a tombstone")
     if type(partition) is not int or not 0 <= partition <= LARGEST_PARTITION:
-        raise _WrongError(
+        raise _wrong(
             f"`partition` is `{partition}`", f"write a whole number from 0 to {LARGEST_PARTITION}"
         )
     if time_ms is not None and (type(time_ms) is not int or not 0 <= time_ms <= LARGEST_TIME_MS):
-        raise _WrongError(
+        raise _wrong(
             f"`timestamp` is `{time_ms}`", "write whole milliseconds since 1970, or leave it out"
         )
     readers = [i.source for i in settings.inputs if i.topic == topic]
     if time_ms is None and any(settings.sources[reader].time is None for reader in readers):
-        raise _WrongError(
+        raise _wrong(
             "`timestamp` is missing, which is the event time", "add it, in milliseconds since 1970"
         )
     headers = record.get("headers") or {}
     if not isinstance(headers, Mapping):
-        raise _WrongError("`headers` are no object", 'write them as {"name": "text"}')
+        raise _wrong("`headers` are no object", 'write them as {"name": "text"}')
     sent: list[tuple[str, str | bytes | None]] = [
         (str(name), _bytes("headers", value)) for name, value in headers.items()
     ]
@@ -279,9 +277,9 @@ def _avro(encode: Callable[[Any], bytes], value: object) -> bytes | None:
     try:
         return encode(json.loads(value, parse_float=Decimal) if isinstance(value, str) else value)
     except UnencodableError as error:
-        raise _WrongError(error.what, error.fix) from None
+        raise _wrong(error.what, error.fix) from None
     except ValueError:
-        raise _WrongError(
+        raise _wrong(
             "`value` is text that is no JSON, and the source's values are Avro", "write an object"
         ) from None
 
@@ -294,7 +292,7 @@ def _bytes(name: str, value: object) -> bytes | None:
             value = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return value.encode()
     except (ValueError, TypeError, RecursionError) as error:
-        raise _WrongError(f"`{name}` cannot be sent ({error})", "write it as text") from None
+        raise _wrong(f"`{name}` cannot be sent ({error})", "write it as text") from None
 
 
 def _bronze(
@@ -334,14 +332,10 @@ class DryRun:
     def run(self, *, close: bool) -> dict[str, Any]:
         """Return what `try_records` does."""
         partitions = sorted({partition for _, partition, _ in self.lines})
-        cursors = {
-            TopicPartition(input_id, p): Cursor()
-            for input_id in self.settings.inputs
-            for p in partitions
-        }
+        every = [TopicPartition(i, p) for i in self.settings.inputs for p in partitions]
         silver = tables.silver_columns(self.settings).empty_table()
         rules = self.settings.merge.rules
-        state = State(0, cursors, {}, rules)
+        state = State(0, dict.fromkeys(every, Cursor()), {}, rules)
         clocks = {}
         for number in range(1 + close):
             idle = self._far_ahead(state.cursors) if number == _AT_END else {}
@@ -370,7 +364,8 @@ class DryRun:
         corrections = self._corrections(silver)
         is_refused = pc.equal(corrections["version"], 0)
         is_merge_record = pc.is_in(silver["status"], pa.array(tables.statuses_of(tables.MERGED)))
-        duplicates = with_status(silver, "duplicate")
+        of_duplicate = (*_RECORD, "id", "of_offset", "is_late")
+        is_quarantined = pc.is_valid(self.bronze["reason"])
         return {
             "clocks": [{"partition": p, "clock": clocks[0].get(p)} for p in partitions],
             "records": self._records(silver.filter(is_merge_record)),
@@ -378,11 +373,9 @@ class DryRun:
             "corrections": list(self._messages(CORRECTED, corrections)),
             "late": self._described(with_status(silver, "late"), *_RECORD, "position"),
             "too_many": self._described(as_silver(corrections.filter(is_refused)), *_RECORD),
-            "duplicates": self._described(duplicates, *_RECORD, "id", "of_offset", "is_late"),
+            "duplicates": self._described(with_status(silver, "duplicate"), *of_duplicate),
             "excess": self._described(with_status(silver, "excess"), *_RECORD),
-            "quarantined": self._described(
-                self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
-            ),
+            "quarantined": self._described(self.bronze.filter(is_quarantined), "reason", "detail"),
             "waiting": self._waiting(state.cursors, silver),
             "read": {name: self._counts(i) for i, name in self.settings.input_names.items()},
         }
@@ -483,21 +476,16 @@ class DryRun:
     def _waiting(
         self, cursors: Mapping[TopicPartition, Cursor], silver: pa.Table
     ) -> list[dict[str, Any]]:
+        of_silver = normalise(with_status(silver, "waiting"))
+        names = ("source", "topic", "partition", "offset", "position")
+        positions = {tuple(place): at for *place, at in row_values(of_silver, *names)}
         rows = self.bronze.filter(pc.is_valid(self.bronze["merge_key"]))
-        positions = dict[RecordPlace, int]()
-        for row in normalise(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
-            positions |= {
-                (input_id, row["partition"], part["offset"]): row["position"]
-                for input_id, part in self._parts_of(row)
-            }
         waiting = []
         for row in self._described(rows, *_RECORD):
-            place = (InputId(row["source"], row["topic"]), row["partition"], row["offset"])
-            is_unread = row["offset"] >= cursors[TopicPartition(*place[:2])].next_offset
-            if place in positions or is_unread:
-                if self._shown("waiting"):
-                    row["position"] = positions.get(place)
-                waiting.append(row)
+            place = tuple(row[name] for name in names[:-1])
+            if place in positions or row["offset"] >= cursors[topic_partition(row)].next_offset:
+                shown = {"position": positions.get(place)} if self._shown("waiting") else {}
+                waiting.append(row | shown)
         return waiting
 
     def _of_input(self, input_id: InputId) -> pa.Table:
