@@ -29,7 +29,6 @@ from watersmeet.lake.epochs import Epoch, Epochs
 from watersmeet.lake.generations import Generation, Generations
 from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import topic_partition
-from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.recovered import (
     MESSAGES,
@@ -40,7 +39,6 @@ from watersmeet.lake.recovered import (
 )
 from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import Condition, TableReader, Where, row_count
-from watersmeet.lake.table_reader import normalise as in_milliseconds
 from watersmeet.lake.unpublished import reached
 from watersmeet.settings import Settings
 
@@ -127,24 +125,20 @@ class Evidence:
         """
         columns = ["partition", "merge_key", "event_time", *DUE.names, *TENANT.names]
         where = [[("partition", "in", [])]] if self.generation.number else MESSAGES
-        return read_table(self.reader, self.settings, tables.SILVER, columns, where)
+        return self.reader.select(tables.SILVER, columns, where)
 
     @cached_property
     def since(self) -> Mapping[int, int]:
         """By partition, the position (ms) in their tenant before which the lost lake's records are
         passed over.
         """
-        has_silver = self.reader.exists(tables.SILVER)
-        return read_since(self.reader, self.generation) if has_silver else {}
+        return read_since(self.reader, self.generation)
 
     @cached_property
     def out(self) -> Mapping[TopicPartition, Ints]:
         """By topic-partition, the offsets that the generation passes over: parts of messages of
         earlier generations, and redriven copies of records that it has, or had before `keep`.
         """
-        needed = [tables.SILVER, *map(tables.bronze, self.settings.sources)]
-        if not all(map(self.reader.exists, needed)):
-            return {}
         found = read_out(self.reader, self.generation)
         if self.base is None:
             return found
@@ -176,8 +170,7 @@ class Evidence:
     def forgotten(self) -> Set[tuple[int, int]]:
         """Partition and timestamp (ms) of messages of merge records that `forget` has erased."""
         names = ["partition", "event_time"]
-        of_merged: Where = [[("source", "is null", None)]]
-        rows = read_table(self.reader, self.settings, tables.ERASED, names, of_merged)
+        rows = self.reader.select(tables.ERASED, names, [[("source", "is null", None)]])
         return {(p, timestamp_of(time)) for p, time in row_values(rows, *names)}
 
     @cached_property
@@ -227,11 +220,9 @@ class Evidence:
     @cached_property
     def piece_records(self) -> int:
         """Number of records that are looked at together."""
-        names = [
-            name for name in map(tables.bronze, self.settings.sources) if self.reader.exists(name)
-        ]
         sums = {"rows": ("count", "*"), "bytes": ("sum", RECORD_BYTES.name)}
-        [*found] = (self.reader.summary(name, [], sums).to_pylist()[0] for name in names)
+        bronze = map(tables.bronze, self.settings.sources)
+        [*found] = (self.reader.summary(name, [], sums).to_pylist()[0] for name in bronze)
         rows = sum(each["rows"] for each in found)
         size = sum(each["bytes"] or 0 for each in found)
         return int(max(1, pieces.PIECE_BYTES // (MODEL_BYTES + size // max(1, rows))))
@@ -252,10 +243,9 @@ class Evidence:
         where: Where = [[*here(partitions), *self.batches]]
         sums = {"since": ("sum", "from_offset"), "until": ("sum", "until_offset")}
         counts = np.zeros(max(0, self.last_batch + 1 - self.generation.from_batch), np.int64)
-        if self.reader.exists(tables.SILVER):
-            rows = self.reader.summary(tables.PROGRESS, ["batch"], sums, where)
-            at = numbers(rows["batch"]) - self.generation.from_batch
-            counts[at] = numbers(rows["until"]) - numbers(rows["since"])
+        rows = self.reader.summary(tables.PROGRESS, ["batch"], sums, where)
+        at = numbers(rows["batch"]) - self.generation.from_batch
+        counts[at] = numbers(rows["until"]) - numbers(rows["since"])
         begins = {epoch.from_batch for epoch in self.epochs}
         begins.add(self.history_batch + 1)
         first = self.generation.from_batch
@@ -320,8 +310,8 @@ def read_evidence(
 ) -> Evidence:
     """Read a generation as it is now, by default the newest, with everything that it is judged by.
 
-    Unless `full`, only a sample of keys and batches is looked at. Raises ConfigurationError where
-    there is no such generation.
+    Unless `full`, only a sample of keys and batches is looked at. All tables that have rows must be
+    there. Raises ConfigurationError where there is no such generation.
     """
     decided = read_history(reader, settings)
     epochs, generations = decided.epochs, decided.generations
@@ -333,9 +323,8 @@ def read_evidence(
     batch = read_last_batch(reader, generations, selected)
     ends = sorted({end for end in [*(end for _, end in epochs.ends()), batch] if first <= end})
     where: Where = [[("batch", "in", [end for end in ends if end <= batch])]]
-    progress = read_table(reader, settings, tables.PROGRESS, PROGRESS_COLUMNS, where)
     noted = defaultdict(list)
-    for row in progress.to_pylist():
+    for row in reader.select(tables.PROGRESS, PROGRESS_COLUMNS, where).to_pylist():
         noted[row["batch"]].append(row)
     ended_epochs = [
         (epoch, End.of(noted.get(end, []))) for epoch, end in epochs.ends() if first <= end < batch
@@ -344,20 +333,17 @@ def read_evidence(
     until = {**selected.begin, **end.until}
     last_epoch = epochs.of(max(batch, first))
     through = [*ended_epochs, (last_epoch, end._replace(until=until))]
-    bronze = [name for name in map(tables.bronze, settings.sources) if reader.exists(name)]
-    counts = [row_count(reader, name) for name in bronze]
+    counts = [row_count(reader, tables.bronze(name)) for name in settings.sources]
     one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
-    first_base = decided.first_base
+    first_base, base = decided.first_base, None
     if first_base is not None and first_base.generation > selected.number:
         raise ConfigurationError(
             f"`keep` has deleted rows without which generation {selected.number} cannot be judged",
             where="--generation",
             fix=f"generation {first_base.generation} is the first that can",
         )
-    base = None
     if first_base is not None and first_base.generation == selected.number:
         base = read_state(reader, epochs, first_base)
-    if base is not None:
         through = [(epoch, end) for epoch, end in through if epoch.number >= base.epoch]
     return Evidence(
         reader,
@@ -392,27 +378,11 @@ def find_generation(generations: Generations, number: int | None) -> Generation:
     )
 
 
-def read_table(
-    reader: TableReader,
-    settings: Settings,
-    table: str,
-    columns: Sequence[str],
-    where: Where = (),
-) -> pa.Table:
-    """Return what `TableReader.select` returns; no rows where the table does not exist."""
-    if reader.exists(table):
-        return reader.select(table, columns, where)
-    schema = Lake(settings).schema(table)
-    return in_milliseconds(schema.empty_table().select(list(columns)))
-
-
 def read_progress(evidence: Evidence, partitions: range, batches: range) -> pa.Table:
     """Return the rows of `progress` of some batches in some partitions, in order of batch."""
     own: list[Condition] = [("batch", ">=", batches.start), ("batch", "<", batches.stop)]
     where = [[*here(partitions), *own]]
-    names = PROGRESS_COLUMNS
-    rows = read_table(evidence.reader, evidence.settings, tables.PROGRESS, names, where)
-    return rows.sort_by("batch")
+    return evidence.reader.select(tables.PROGRESS, PROGRESS_COLUMNS, where).sort_by("batch")
 
 
 def read_last_batch(reader: TableReader, generations: Generations, generation: Generation) -> int:
@@ -420,5 +390,5 @@ def read_last_batch(reader: TableReader, generations: Generations, generation: G
     following = generations.after(generation)
     if following is not None:
         return following.from_batch - 1
-    last = last_batch(reader) if reader.exists(tables.SILVER) else None
+    last = last_batch(reader)
     return max(generation.from_batch - 1, -1 if last is None else last.batch)

@@ -57,7 +57,6 @@ from watersmeet.audit.evidence import (
     read_evidence,
     read_last_batch,
     read_progress,
-    read_table,
 )
 from watersmeet.audit.partitioning import KeyPartitions
 from watersmeet.audit.problems import Findings, Report, answer
@@ -225,15 +224,17 @@ def _check_once(
     if generation is None and not has_lake(snapshot, settings):
         note = f"there is no lake at {Lake(settings).location}: nothing was checked"
         return answer([_orphaned(topics)], [note]), snapshot
+    layout = tables.layout(settings).values()
+    if not all(snapshot.exists(table.name) for table in layout if not table.is_replaceable):
+        return answer([_missing_tables(snapshot, settings)]), snapshot
     check_identity(kept_facts(snapshot), {"partitions": str(partitions)})
     history = read_history(snapshot, settings)
     every = [entry.number for entry in history.generations]
     is_every = is_full and generation is None and bool(every)
     requested: Sequence[int | None] = every if is_every else [generation]
-    missing, lost = _missing_tables(snapshot, settings), lost_bases(snapshot, history)
-    if lost.problems:
-        return answer([missing, lost], [UNJUDGED]), snapshot
-    findings = [missing]
+    if (lost := lost_bases(snapshot, history)).problems:
+        return answer([lost], [UNJUDGED]), snapshot
+    findings = list[Findings]()
     notes = list[str]()
     first_base = history.first_base
     if is_every and first_base is not None and first_base.generation > every[0]:
@@ -465,4 +466,4 @@ def _unfinished(evidence: Evidence, partitions: range) -> pa.Table:
 def _read(evidence: Evidence, partitions: range, *terms: Sequence[Condition]) -> pa.Table:
     columns = ["batch", *compared_columns(evidence), *tables.JUDGED]
     where = [[*here(partitions), *term] for term in terms]
-    return read_table(evidence.reader, evidence.settings, tables.SILVER, columns, where)
+    return evidence.reader.select(tables.SILVER, columns, where)

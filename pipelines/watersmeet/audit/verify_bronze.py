@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.audit.evidence import NULL, Evidence, Ints, here, numbers, read_table
+from watersmeet.audit.evidence import NULL, Evidence, Ints, here, numbers
 from watersmeet.audit.partitioning import Place, check_key_partition
 from watersmeet.audit.problems import Findings
 from watersmeet.audit.verify_values import as_kept
@@ -175,17 +175,14 @@ def read_logs(evidence: Evidence, partitions: range) -> dict[TopicPartition, Log
     settings = evidence.settings
     own = [[*here(partitions), ("generation", "=", evidence.generation.number)]]
     columns = [*_IDLE, *TENANT.names]
-    idle = read_table(evidence.reader, settings, tables.IDLE_HEARTBEATS, columns, own)
+    idle = evidence.reader.select(tables.IDLE_HEARTBEATS, columns, own)
     silver = tables.silver_columns(settings)
     logs = {}
     for input_id in settings.inputs:
-        table = tables.bronze(input_id.source)
-        ends = dict[int, int]()
-        if evidence.reader.exists(table):
-            last = {"last": ("max", "offset")}
-            where = of_topic(input_id, [here(partitions)])
-            rows = evidence.reader.summary(table, ["partition"], last, where)
-            ends = {row["partition"]: row["last"] + 1 for row in rows.to_pylist()}
+        table, last = tables.bronze(input_id.source), {"last": ("max", "offset")}
+        where = of_topic(input_id, [here(partitions)])
+        rows = evidence.reader.summary(table, ["partition"], last, where)
+        ends = {row["partition"]: row["last"] + 1 for row in rows.to_pylist()}
         is_its = pc.and_(
             pc.equal(idle["source"], input_id.source), pc.equal(idle["topic"], input_id.topic)
         )
@@ -273,7 +270,7 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
         by = [column for column in ("source", "topic", "partition") if column in table.schema.names]
         if not own_inputs and "source" not in by:
             by = by[-1:]  # its topics are those that are written to
-        if "partition" not in by or not evidence.reader.exists(name):
+        if "partition" not in by:
             continue
         coordinates = [i._asdict() for i in own_inputs or settings.inputs]
         places = [list(map(place.__getitem__, by[:-1])) for place in coordinates]

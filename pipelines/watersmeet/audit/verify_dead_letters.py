@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from watersmeet.audit.comparison import Row, compare
-from watersmeet.audit.evidence import MAX_TIME, Evidence, Ints, numbers, read_table
+from watersmeet.audit.evidence import MAX_TIME, Evidence, Ints, numbers
 from watersmeet.audit.problems import Findings
 from watersmeet.core.dead_letters import (
     LATE,
@@ -238,7 +238,7 @@ class _InputCheck:
             refused: Condition = ("reason", "is not null", None)
             table, where = tables.bronze(tp.input.source), of_topic(tp.input, [[*own, refused]])
         names = ["offset", *(["batch"] if self._is_late else [])]
-        rows = read_table(evidence.reader, evidence.settings, table, names, where)
+        rows = evidence.reader.select(table, names, where)
         self._rows = rows.sort_by("offset")
         self._offsets = np.unique(numbers(rows["offset"]))
         self._expected = 0

@@ -80,10 +80,9 @@ class RowChecks:
         if self._is_merged:
             self._check_batches()
         for input_id in self.evidence.settings.inputs:
-            if self.evidence.reader.exists(tables.bronze(input_id.source)):
-                self._check_outcomes(input_id)
-                if self._is_merged:
-                    self._check_positions(input_id)
+            self._check_outcomes(input_id)
+            if self._is_merged:
+                self._check_positions(input_id)
 
     def check_messages(self) -> None:
         """Find records that are in two messages, of whichever generations."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.audit.comparison import Row, as_dicts, as_rows, compare
-from watersmeet.audit.evidence import MAX_TIME, NULL, End, Evidence, read_table
+from watersmeet.audit.evidence import MAX_TIME, NULL, End, Evidence
 from watersmeet.audit.problems import Report
 from watersmeet.audit.verify_bronze import Log, Records
 from watersmeet.audit.verify_model import Base, Derivation
@@ -294,7 +294,7 @@ def _saved_rows(evidence: Evidence, partition: int) -> list[dict[str, Any]]:
     columns = tables.silver_columns(evidence.settings).names
     saved: list[Condition] = [("partition", "=", partition), ("_base", "=", evidence.base_number)]
     where = [[*saved, ("status", "in", (*tables.UNFINISHED, "late"))]]
-    rows = read_table(evidence.reader, evidence.settings, tables.BASES, columns, where)
+    rows = evidence.reader.select(tables.BASES, columns, where)
     return [*as_dicts(rows, columns)]
 
 
@@ -337,7 +337,7 @@ def _values_of_waiting(
     for input_id, its in offsets.items():
         where = of_topic(input_id, [[("partition", "=", partition), ("offset", "in", sorted(its))]])
         table = tables.bronze(input_id.source)
-        found = read_table(evidence.reader, evidence.settings, table, ["offset", "value"], where)
+        found = evidence.reader.select(table, ["offset", "value"], where)
         pairs = row_values(found, "offset", "value")
         values |= {(input_id, offset): value for offset, value in pairs if value is not None}
     return values
