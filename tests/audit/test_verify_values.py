@@ -25,8 +25,8 @@ from tests.support.model_lakes import ModelLake, Row, rewrite
 from watersmeet.audit.comparison import packed
 from watersmeet.audit.rebuild import (
     BASE_FIELD,
+    OTHER_RULES,
     VERSION_FIELD,
-    WINDOW_FIELD,
     rebuild,
     rebuilt_settings,
     verify_against,
@@ -375,7 +375,7 @@ def test_the_lake_is_compared_as_it_was_when_the_rebuild_was_made(tmp_path: Path
 def test_without_a_complete_rebuild_of_the_same_timeout_nothing_is_compared(tmp_path: Path) -> None:
     here, there = copies(tmp_path)
     directory = Path(str(there.settings.lake))
-    decided(there.lake, REBUILD, {"facts": {WINDOW_FIELD: "200 ms"}})
+    decided(there.lake, REBUILD, {"facts": {OTHER_RULES: "timeout of 200 ms"}})
     with pytest.raises(
         ConfigurationError, match="a timeout of 200 ms, which makes other merge records"
     ):

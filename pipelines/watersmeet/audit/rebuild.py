@@ -12,6 +12,7 @@ that late records may still correct. The comparison leaves out what was finished
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -53,11 +54,9 @@ from watersmeet.running.owner import Owner, now_ms
 from watersmeet.settings import KeepSettings, Settings
 from watersmeet.silver import Silver
 
-WINDOW_FIELD: Final = "merge.timeout"
-LAG_FIELD: Final = "merge.tenant_max_lag"
-"""Fields of the table `configuration` of a complete rebuild: the timeout or window, and the lag of
-tenants (ms), that were asked for. They are only there where the rules of some batch that it repeats
-were others.
+OTHER_RULES: Final = "rebuild.rules"
+"""Fact of a complete rebuild: the timeout, gap or lag of tenants that was asked for, where some
+batch that it repeats had another.
 """
 
 VERSION_FIELD: Final = "rebuild.version"
@@ -189,12 +188,12 @@ def _check_history(snapshot: Snapshot, settings: Settings, directory: Path) -> N
 def _other_rules(evidence: Evidence, rebuilt: Callable[[Settings], Settings]) -> dict[str, str]:
     facts: dict[str, str] = {}
     for epoch, _ in evidence.through:
-        own = epoch.settings.merge
-        merge = rebuilt(epoch.settings).merge
+        own, merge = epoch.settings.merge, rebuilt(epoch.settings).merge
         if merge.window != own.window:
-            facts[WINDOW_FIELD] = str(merge.window)
+            kind = "timeout" if merge.window.is_timeout else "gap"
+            facts[OTHER_RULES] = f"{kind} of {merge.window}"
         if merge.tenant_max_lag_ms != own.tenant_max_lag_ms:
-            facts[LAG_FIELD] = str(merge.tenant_max_lag_ms)
+            facts[OTHER_RULES] = f"tenant_max_lag of {merge.tenant_max_lag_ms} ms"
     return facts
 
 
@@ -224,40 +223,34 @@ def content_of(
     versions = {} if version is None else {tables.SILVER: version}
     sizes = [f"coalesce(cardinality({quoted(name)}), 0)" for name in settings.sources]
     is_complete = " AND ".join(f"{size} > 0" for size in sizes)
-    counts = {"valid": "valid", "complete": is_complete}
-    sums = [f"count(CASE WHEN {which} THEN 1 END) AS {name}" for name, which in counts.items()]
+    counted = {status: f"status = '{status}'" for status in tables.statuses_of(tables.MERGED)}
+    counted |= {"valid": "valid", "complete": is_complete}
+    sums = [f"count(CASE WHEN {which} THEN 1 END) AS {name}" for name, which in counted.items()]
     for number, size in enumerate(sizes):
         sums.append(f"sum({size}) AS merged_{number}")
         sums.append(f"sum(CASE WHEN {is_complete} THEN {size} ELSE 0 END) AS matched_{number}")
     own = f"batch >= {batches.start} AND batch < {batches.stop}"
-    later = f"(status IN {tuple(tables.UNFINISHED)} OR batch > {since})"
-    found = answer_of(
-        reader,
-        f"SELECT status, source, count(*) AS n, {', '.join(sums)} FROM silver WHERE {own} "
-        f"AND {later} GROUP BY status, source",
-        versions,
-    ).to_pylist()
-
-    def count(name: str, *statuses: str, source: str | None = None) -> int:
-        """Return the sum of a column over rows of some statuses, of one source or (None) all."""
-        rows = [row for row in found if row["status"] in statuses]
-        return sum(int(row[name] or 0) for row in rows if source in (None, row["source"]))
-
-    merged = tables.statuses_of(tables.MERGED)
-    every = {"records": count("n", *merged)}
-    every |= {status: count("n", status) for status in ("open", "waiting", "timed_out")}
-    every |= {name: count(name, *merged) for name in counts}
+    own += f" AND (status IN {tuple(tables.UNFINISHED)} OR batch > {since})"
+    merged = f"SELECT count(*) AS records, {', '.join(sums)} FROM merged WHERE {own}"
+    [of_merged] = answer_of(reader, merged, versions).to_pylist()
+    others = f"SELECT status, source, count(*) AS n FROM silver WHERE {own} GROUP BY status, source"
+    alone = Counter[tuple[str, str]]()
+    for row in answer_of(reader, others, versions).to_pylist():
+        alone[row["status"], row["source"]] = row["n"]
     noted = {tables.LATE: "late", tables.DUPLICATES: "duplicate"}
     hidden = settings.hidden_names
     sources = {
         source: {
-            "merged": count(f"merged_{number}", *merged),
-            "in_complete_records": count(f"matched_{number}", *merged),
-            **{n: count("n", s, source=source) for n, s in noted.items() if n not in hidden},
+            "merged": int(of_merged[f"merged_{number}"] or 0),
+            "in_complete_records": int(of_merged[f"matched_{number}"] or 0),
+            **{name: alone[s, source] for name, s in noted.items() if name not in hidden},
         }
         for number, source in enumerate(settings.sources)
     }
-    return {**{name: n for name, n in every.items() if name not in hidden}, "sources": sources}
+    every = {name: of_merged[name] for name in ("records", *counted)}
+    if "waiting" not in hidden:
+        every["waiting"] = sum(alone["waiting", source] for source in settings.sources)
+    return {**every, "sources": sources}
 
 
 def _begin(owner: Owner, evidence: Evidence, state: State) -> None:
@@ -343,19 +336,14 @@ def _batches(
 
 
 def _partitions(reader: TableReader, settings: Settings) -> int:
-    last = None
-    if reader.exists(tables.PROGRESS):
-        last = reader.summary(tables.PROGRESS, [], {"last": ("max", "partition")})["last"][
-            0
-        ].as_py()
+    last = last_batch(reader) if reader.exists(tables.SILVER) else None
     if last is None:
-        place = Lake(settings).location
         raise ConfigurationError(
             "silver has merged nothing yet, so there is nothing to derive again",
-            where=place,
+            where=Lake(settings).location,
             fix="run it first",
         )
-    return int(last) + 1
+    return 1 + max(tp.partition for tp in last.ranges)
 
 
 # -- verify --against
@@ -431,18 +419,9 @@ def _check_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
             where="--against",
             fix="`watersmeet rebuild --into DIR` makes one",
         )
-    if LAG_FIELD in facts:
+    if OTHER_RULES in facts:
         raise ConfigurationError(
-            f"{directory} was derived with a tenant_max_lag of {facts[LAG_FIELD]} ms, "
-            "which makes other merge records",
-            where="--against",
-            fix="rebuild without another one",
-        )
-    if WINDOW_FIELD in facts:
-        kind = "gap" if "," in facts[WINDOW_FIELD] else "timeout"
-        raise ConfigurationError(
-            f"{directory} was derived with a {kind} of {facts[WINDOW_FIELD]}, which makes "
-            "other merge records",
+            f"{directory} was derived with a {facts[OTHER_RULES]}, which makes other merge records",
             where="--against",
             fix="rebuild without another one",
         )
