@@ -20,13 +20,12 @@ from watersmeet.ask.status import count_outcomes, unfinished_tenants
 from watersmeet.audit.doubts import IS_FINISHED, doubts_of_newest, why_incomplete
 from watersmeet.core.inputs import InputId
 from watersmeet.core.times import LAST_EVENT_TIME_MS, duration, utc
-from watersmeet.errors import Problem
 from watersmeet.lake.history import History, read_history
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import bronze_ends
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.table_reader import TableReader
-from watersmeet.lake.tables import CORRECTIONS, DUPLICATES, EXCESS, LATE, bronze
+from watersmeet.lake.tables import CORRECTIONS, DUPLICATES, bronze
 from watersmeet.lake.tenants import times_of
 from watersmeet.settings import Settings
 
@@ -98,8 +97,11 @@ def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
     sent = "When the records were sent, as Kafka has it: by the producers' clocks or the broker's."
     themselves = "What the records say themselves, however fast they were processed."
     doubts = doubts_of_newest(snapshot, settings, bronze_ends(snapshot, settings))
+    found = _named(("where", "what", "what helps"), ((p.where, p.what, p.fix) for p in doubts))
+    wrong = "What breaks no rule, and may be meant: in the newest records of each source."
+    warnings = Figure("Warnings", "As `watersmeet status` says them.", found)
     sections = [
-        *_warnings(doubts),
+        *([Section("What looks wrong", wrong, [warnings])] if found else []),
         Section("Event time", themselves, [*lake.event_time(), lake.refused()]),
         Section("Partitions", "", [lake.partitions(), *lake.slowest_tenants()]),
         Section("Kafka's timestamps", sent, [lake.arrivals()]),
@@ -116,14 +118,6 @@ def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
         else f"{batch['batch']:,}, committed at {utc(batch['committed_at'])}",
     }
     return Report(settings.name, facts, sections)
-
-
-def _warnings(doubts: Sequence[Problem]) -> Iterator[Section]:
-    if doubts:
-        found = _named(("where", "what", "what helps"), ((p.where, p.what, p.fix) for p in doubts))
-        about = "What breaks no rule, and may be meant: in the newest records of each source."
-        warnings = Figure("Warnings", "As `watersmeet status` says them.", found)
-        yield Section("What looks wrong", about, [warnings])
 
 
 class _LakeFigures:
@@ -152,8 +146,8 @@ class _LakeFigures:
             begin=begin,
         )
         self.clocks = {row["partition"]: row["clock"] for row in last if row["clock"] is not None}
-        every = (row["partition"] for row in last)
-        behind = sorted(every, key=lambda p: (p not in self.clocks, self.clocks.get(p, 0), p))
+        self.merged = [row["partition"] for row in last]
+        behind = sorted(self.merged, key=lambda p: (p not in self.clocks, self.clocks.get(p, 0), p))
         self.shown = sorted(behind[:SHOWN_PARTITIONS])
 
     def _since(self) -> int:
@@ -182,13 +176,14 @@ class _LakeFigures:
 
     def partitions(self) -> Figure:
         counts = count_outcomes(self.reader, self.settings, self.history)
-        for table in ("progress", *map(bronze, self.sources)):
-            sql = f"SELECT `partition`, count(*) AS n FROM {table} GROUP BY `partition`"
-            for row in self.rows(sql):
-                in_bronze = row["n"] if table != "progress" else 0
-                counts[row["partition"]]["in_bronze"] += in_bronze
-        places = [("all", [*counts], min(self.clocks.values(), default=None))] if counts else []
-        places += [(str(p), [p], self.clocks.get(p)) for p in sorted(counts)]
+        own = " UNION ALL ".join(f"SELECT `partition` FROM {bronze(name)}" for name in self.sources)
+        for row in self.rows(
+            f"SELECT `partition`, count(*) AS n FROM ({own}) GROUP BY `partition`"
+        ):
+            counts[row["partition"]]["in_bronze"] = row["n"]
+        every = sorted({*counts, *self.merged})
+        places = [("all", every, min(self.clocks.values(), default=None))] if every else []
+        places += [(str(p), [p], self.clocks.get(p)) for p in every]
         names = [name for name in COUNTS if name not in self.hidden]
         found: list[Row] = []
         for title, partitions, clock in places:
@@ -241,24 +236,17 @@ class _LakeFigures:
         yield Figure(title, caption, found)
 
     def refused(self) -> Figure:
+        order = ("late", "duplicate", "excess")
         found = self.rows(
             "SELECT reason, source, topic, count(*) AS n FROM quarantine "
-            "GROUP BY reason, source, topic"
+            "GROUP BY reason, source, topic "
+            "UNION ALL SELECT status, source, topic, count(*) FROM silver "
+            f"WHERE status IN {order} GROUP BY status, source, topic"
         )
-        noted = {"late": LATE, "duplicate": DUPLICATES, "excess": EXCESS}
-        for reason, table in noted.items():
-            if table not in self.hidden:
-                found += self.rows(
-                    "SELECT '{reason}' AS reason, source, topic, count(*) AS n FROM {table} "
-                    "GROUP BY source, topic",
-                    reason=reason,
-                    table=table,
-                )
-        order = [*noted]
-        place = {row["reason"]: row["reason"] not in order for row in found}
+        place = {reason: number for number, reason in enumerate(order)}
         sorted_rows = sorted(
             ((row["reason"], row["of"], row["n"]) for row in found),
-            key=lambda row: (place[row[0]], order.index(row[0]) if row[0] in order else 0, *row),
+            key=lambda row: (place.get(row[0], len(place)), *row),
         )
         repeat = "" if DUPLICATES in self.hidden else "repeat a part, "
         caption = (
@@ -276,27 +264,14 @@ class _LakeFigures:
 
         Clocks, leads and idle sources are those of the partitions that are shown.
         """
-        spans = [
-            self.one(
-                f"SELECT min({column}) AS first, max({column}) AS last FROM {table} "
-                f"WHERE {self.recent(column)}"
-            )
-            for table, column in _WORK.items()
-        ]
-        times = [span[name] for span in spans for name in ("first", "last") if span[name]]
-        if not times:
+        work = f"({_WORK}) WHERE t >= {self.since}"
+        span = self.one(f"SELECT min(t) AS first, max(t) AS last FROM {work}")
+        if span["first"] is None:
             yield Figure("Batches", "Silver has not merged anything yet.", [])
             return
-        steps = Steps.over(times, STEPS, narrowest=1000)
-        seen = {
-            row["at"]
-            for table, column in _WORK.items()
-            for row in self.rows(
-                f"SELECT {steps.of(f'ms({column})')} AS at FROM {table} "
-                f"WHERE {self.recent(column)} GROUP BY {steps.of(f'ms({column})')}"
-            )
-        }
-        if len(seen) < FEWEST_STEPS:
+        steps = Steps.over([span["first"], span["last"]], STEPS, narrowest=1000)
+        seen = self.one(f"SELECT count(DISTINCT {steps.of('t')}) AS n FROM {work}")
+        if seen["n"] < FEWEST_STEPS:
             batches = self.one("SELECT count(DISTINCT batch) AS n FROM progress")["n"]
             noun = "batch" if batches == 1 else "batches"
             caption = f"{batches:,} {noun} of silver: too few to draw what was done when."
@@ -411,38 +386,31 @@ class _LakeFigures:
 
     def arrivals(self) -> Figure:
         title = "Bronze: records per second"
-        sent = "ms(kafka_timestamp)"
-        is_in_range = f"{sent} BETWEEN 0 AND {LAST_EVENT_TIME_MS}"
-        spans = [
-            self.one(
-                f"SELECT min(CASE WHEN {is_in_range} THEN {sent} END) AS first, "
-                f"max(CASE WHEN {is_in_range} THEN {sent} END) AS last, "
-                f"sum(CASE WHEN {is_in_range} THEN 0 ELSE 1 END) AS beyond FROM {bronze(source)}"
-            )
+        in_range = f"t BETWEEN 0 AND {LAST_EVENT_TIME_MS}"
+        sent = " UNION ALL ".join(
+            f"SELECT '{source}' AS of, ms(kafka_timestamp) AS t FROM {bronze(source)}"
             for source in self.sources
-        ]
-        beyond = sum(span["beyond"] or 0 for span in spans)
+        )
+        span = self.one(
+            f"SELECT min(CASE WHEN {in_range} THEN t END) AS first, max(CASE WHEN {in_range} THEN "
+            f"t END) AS last, count(CASE WHEN {in_range} THEN NULL ELSE 1 END) AS beyond "
+            f"FROM ({sent})"
+        )
+        beyond = span["beyond"] or 0
         note = (
             f" {beyond:,} records have a timestamp of Kafka's that no calendar has, and are not "
             "drawn."
             if beyond
             else ""
         )
-        times = [span[name] for span in spans for name in ("first", "last")]
-        times = [time for time in times if time is not None]
-        if not times:
+        if span["first"] is None:
             nothing = f"Bronze has no record {'to draw' if beyond else 'yet'}.{note}"
             return Figure(title, nothing, [])
-        steps = Steps.over(times, STEPS, narrowest=1000)
-        at = steps.of(sent)
-        found = [
-            row
-            for source in self.sources
-            for row in self.rows(
-                f"SELECT '{source}' AS of, {at} AS at, count(*) AS n FROM {bronze(source)} "
-                f"WHERE {is_in_range} GROUP BY {at}"
-            )
-        ]
+        steps = Steps.over([span["first"], span["last"]], STEPS, narrowest=1000)
+        at = steps.of("t")
+        found = self.rows(
+            f"SELECT of, {at} AS at, count(*) AS n FROM ({sent}) WHERE {in_range} GROUP BY of, {at}"
+        )
         x = charts.at("Kafka's timestamp", steps.first, steps.end)
         figure = _rate(title, steps, found, x, "records a second", self.sources)
         return figure._replace(caption=figure.caption + note)
@@ -599,12 +567,11 @@ class _LakeFigures:
         return drawn("Open merge records", caption, extended(means, "of", until), area, height=200)
 
 
-_WORK: Final = {
-    "progress": "committed_at",
-    "published": "committed_at",
-    "idle_heartbeats": "decided_at",
-}
-"""Tables of what Watersmeet did, each with its wall time."""
+_WORK: Final = (
+    "SELECT ms(committed_at) AS t FROM progress UNION ALL SELECT ms(committed_at) FROM published "
+    "UNION ALL SELECT ms(decided_at) FROM idle_heartbeats"
+)
+"""The times at which Watersmeet did something."""
 
 
 def _window_of(settings: Settings) -> dict[str, str]:
