@@ -20,6 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.ask.answers import literal, values
+from watersmeet.ask.answers import rows as answer_rows
 from watersmeet.configuration.file import known_instead
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.column_reading import utf8
@@ -47,13 +49,12 @@ from watersmeet.lake.generations import read_generations
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import lake_schemas
-from watersmeet.lake.published import is_about, last_tails_in, tail_columns
+from watersmeet.lake.published import last_tails_in, tail_columns, topic_columns
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
     VersionGoneError,
     Where,
-    in_portions,
     within,
 )
 from watersmeet.lake.unpublished import first_to_publish, with_message
@@ -295,15 +296,12 @@ def _merged_offsets(
 def _progress_rows(reader: TableReader, now_ms: int) -> pa.Table:
     # Also, in minutes until now: since the batch's commit, and behind the head.
     where: Where = [[("batch", "=", batch_at(reader, reader.version(tables.SILVER)))]]
-    rows = reader.select(tables.PROGRESS, _OF_PROGRESS, where)
-    columns = {name: rows[name] for name in _OF_PROGRESS}
-    now = pa.scalar(now_ms, pa.int64())
+    rows = reader.rows(tables.PROGRESS, _OF_PROGRESS, where)
     for name, since in _ELAPSED.items():
-        elapsed_ms = pc.subtract(now, rows[since]).cast(pa.float64())
-        columns[name] = pc.divide(elapsed_ms, 60_000.0)
-    for name in ("head", "clock", "position", "committed_at"):
-        columns[name] = pc.multiply(rows[name], 1000).cast(TIME)
-    return pa.table(columns)
+        times = times_ms(rows[since])
+        minutes = pa.array((now_ms - times) / 60_000, pa.float64(), mask=times == NULL_TIME)
+        rows = rows.append_column(name, minutes)
+    return rows
 
 
 # -- the sink
@@ -328,43 +326,40 @@ def published_until(reader: TableReader, settings: Settings, last: int) -> int:
 def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
     # All records of one time are finished by one batch, so the times at which the first and the
     # last merge record of a partition were closed select its messages.
-    values = {"first": ("min", MERGED.clock), "last": ("max", MERGED.clock)}
+    values_of = {"first": ("min", MERGED.clock), "last": ("max", MERGED.clock)}
     finished = [[*with_message(MERGED), *span.where]]
-    closed = reader.summary(MERGED.table, ["partition"], values, finished).to_pylist()
-    times = {row["partition"]: (row["first"], row["last"]) for row in closed}
-    if not times:
+    closed = reader.summary(MERGED.table, ["partition"], values_of, finished)
+    if not closed.num_rows:
         return MESSAGES.empty_table()
     topic = settings.publish.topic
     cluster = Cluster(settings.kafka)
-    sink = cluster.identified(topic)  # where it was created anew since, nothing is noted yet
-    noted: dict[int, list[Condition]] = {p: [*is_about(sink), ("partition", "=", p)] for p in times}
-    closed_at = tail_columns(MERGED)[MERGED.clock]
-    before = [[*noted[p], (closed_at, "<", first)] for p, (first, _) in times.items()]
-    after = [[*noted[p], (closed_at, ">=", last)] for p, (_, last) in times.items()]
+    # Where the topic was created anew since, nothing is noted yet.
+    sink = topic_columns(cluster.identified(topic))
+    is_its = " AND ".join(f"p.{name} = {literal(text)}" for name, text in sink.items())
+    noted = f"ms(p.{tail_columns(MERGED)[MERGED.clock]})"
     # `at_most_once` notes no offsets: then a partition is read from end to end.
-    begins = dict.fromkeys(times, -1) | _noted_offsets(reader, "max", before)
-    ends = dict.fromkeys(times, -1) | _noted_offsets(reader, "min", after)
+    found = answer_rows(
+        reader,
+        f"WITH c AS ({values(closed.column_names, row_values(closed, *closed.column_names))}) "
+        "SELECT c.`partition`, first, last, "
+        f"coalesce(max(CASE WHEN {noted} < first THEN sink_offset END), -1) AS before, "
+        f"min(CASE WHEN {noted} >= last THEN sink_offset END) AS until "
+        f"FROM c LEFT JOIN published p ON p.`partition` = c.`partition` AND {is_its} "
+        "GROUP BY c.`partition`, first, last ORDER BY c.`partition`",
+    )
     timeout_ms = read_epochs(reader, settings).first_timeout_ms
-    messages = []
+    messages = [MESSAGES.empty_table()]
     # A commit is answered before every partition shows it.
-    bounds = cluster.settled_bounds(topic, max(times) + 1)
-    for p in sorted(times):
-        first, end = bounds[p]
-        since = max(first, begins[p] + 1)
-        until = end if ends[p] < 0 else ends[p] + 1
+    bounds = cluster.settled_bounds(topic, found[-1]["partition"] + 1)
+    for row in found:
+        first, end = bounds[row["partition"]]
+        since = max(first, row["before"] + 1)
+        until = end if row["until"] is None else row["until"] + 1
         if since < until:
-            read = read_range(settings.kafka, Range(topic, p, since, until))
-            messages += [_as_messages(batch, times[p], timeout_ms) for batch in read]
-    return pa.concat_tables(messages) if messages else MESSAGES.empty_table()
-
-
-def _noted_offsets(reader: TableReader, kind: str, where: Where) -> dict[int, int]:
-    values = {"offset": (kind, "sink_offset")}
-    offsets = dict[int, int]()
-    for portion in in_portions(where):
-        rows = reader.summary(tables.PUBLISHED, ["partition"], values, portion)
-        offsets |= {p: at for p, at in row_values(rows, "partition", "offset") if at is not None}
-    return offsets
+            read = read_range(settings.kafka, Range(topic, row["partition"], since, until))
+            times = row["first"], row["last"]
+            messages += [_as_messages(batch, times, timeout_ms) for batch in read]
+    return pa.concat_tables(messages)
 
 
 def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], timeout_ms: int) -> pa.Table:
