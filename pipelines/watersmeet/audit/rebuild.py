@@ -13,15 +13,16 @@ that late records may still correct. The comparison leaves out what was finished
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from watersmeet.ask.answers import answer as answer_of
 from watersmeet.ask.answers import quoted
-from watersmeet.audit.comparison import Row, as_rows, compare
+from watersmeet.audit.comparison import Difference, Row, as_rows, compare
 from watersmeet.audit.evidence import MAX_TIME, Evidence, find_generation, read_evidence
 from watersmeet.audit.problems import Report, answer
 from watersmeet.audit.verify_rows import place
@@ -380,6 +381,7 @@ def verify_against(
             fix=f"leave `--generation` out, or rebuild with `--generation {generation}`",
         )
     batch = int(facts[REBUILD_BATCH])
+    batches: list[Condition] = [("batch", ">=", own.from_batch), ("batch", "<=", batch)]
     last = last_batch(here)
     if last is None or batch > last.batch:
         raise WatersmeetError(
@@ -387,22 +389,21 @@ def verify_against(
             where="--against",
             fix="rebuild again",
         )
-    is_newest = own == generations.newest
-    version = int(facts[VERSION_FIELD])
-    comparison = _Comparison(
-        here,
-        there,
-        settings,
-        (own.from_batch, batch),
-        version=None if is_newest else version,
-        alive_version=None if is_newest and batch == last.batch else version,
-        since=int(facts[BASE_FIELD]),
-        kept=floors_of(read_journal(here)).times,
-    )
+    version, since = int(facts[VERSION_FIELD]), int(facts[BASE_FIELD])
+    kept = floors_of(read_journal(here)).times
+    columns = tables.layout(settings)[tables.SILVER].columns_but(*tables.CUT)
     report = Report()
-    for p in range(_partitions(here, settings)):
-        for status in tables.STATUSES:
-            comparison.check(status, p, report)
+    for p, (status, kind) in product(range(_partitions(here, settings)), tables.STATUSES.items()):
+        is_alive = kind.age is None
+        rebuilt: list[Condition] = [("status", "=", status), ("partition", "=", p)]
+        rebuilt.append(("batch", ">", -1 if is_alive else since))
+        if kind.age is not None and (time := kept.get((kind.floor, p))) is not None:
+            rebuilt.append((kind.age, ">=", time))  # the lake may have deleted earlier ones
+        ours = [*rebuilt, *batches]
+        is_last = own == generations.newest and (not is_alive or batch == last.batch)
+        both = (here, ours, None if is_last else version), (there, rebuilt, None)
+        for difference in _differences(*both, columns):
+            report[kind.floor].add(*_told(difference, kind.floor, status))
     return answer(report.values())
 
 
@@ -428,54 +429,29 @@ def _check_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
     return facts
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Silver of a lake and of its rebuild.
+_Side: TypeAlias = tuple[TableReader, list[Condition], int | None]
+"""A lake, the condition for rows of its silver, and silver's version (None: the last)."""
 
-    - `batches`: the first batch of the generation that the rebuild is of, and the last that it
-      repeats.
-    - `version`: of the lake's silver, for what was final then; None: the last.
-    - `alive_version`: the same for what was open or waited then.
-    - `since`: the batch whose saved state the rebuild began with (-1: with the generation).
-    - `kept`: by table and partition, the time (ms) before which the lake may have deleted rows.
-    """
 
-    here: TableReader
-    there: TableReader
-    settings: Settings
-    batches: tuple[int, int]
-    version: int | None
-    alive_version: int | None
-    since: int
-    kept: Mapping[tuple[str, int], int]
+def _differences(ours: _Side, rebuilt: _Side, columns: list[str]) -> Iterator[Difference]:
+    # In pieces that fit into memory.
+    (here, own, version), (there, term, _) = ours, rebuilt
+    key = itemgetter(*map(columns.index, _AT))
+    for [piece] in [*pieces(here, tables.SILVER, [own], ("event_time",))] or [[own]]:
+        actual = _rows(here, columns, [piece], version)
+        expected = _rows(there, columns, [[*term, *piece[len(own) :]]])
+        yield from compare(actual, expected, columns, key)
 
-    def check(self, status: str, partition: int, report: Report) -> None:
-        """Compare the rows of a partition that have a status, in pieces that fit into memory."""
-        term: list[Condition] = [("status", "=", status), ("partition", "=", partition)]
-        first, last = self.batches
-        name, age = tables.STATUSES[status].floor, tables.STATUSES[status].age
-        if age is not None and (time := self.kept.get((name, partition))) is not None:
-            term.append((age, ">=", time))
-        is_alive = age is None
-        version = self.alive_version if is_alive else self.version
-        since = -1 if is_alive else self.since
-        own = [*term, ("batch", ">", max(since, first - 1)), ("batch", "<=", last)]
-        columns = tables.layout(self.settings)[tables.SILVER].columns_but(*tables.CUT)
-        key = itemgetter(*map(columns.index, _AT))
-        pieces_of = [*pieces(self.here, tables.SILVER, [own], ("event_time",))] or [[own]]
-        for [piece] in pieces_of:
-            here = _rows(self.here, columns, [piece], version)
-            rebuilt = [*term, ("batch", ">", since), *piece[len(own) :]]
-            there = _rows(self.there, columns, [rebuilt])
-            for at, actual, expected, differing in compare(here, there, columns, key):
-                p, merge_key, time, _, topic, offset = at
-                where = f"{name}: {topic}[{p}]@{offset}"
-                if topic is None or status == "waiting":
-                    where = place(p, merge_key, time)
-                what = f"the rebuild has a different {', '.join(differing)}"
-                if not actual or not expected:
-                    what = "the rebuild does not have it" if actual else "only the rebuild has it"
-                report[name].add(what, where)
+
+def _told(difference: Difference, name: str, status: str) -> tuple[str, str]:
+    p, merge_key, time, _, topic, offset = difference.key
+    where = f"{name}: {topic}[{p}]@{offset}"
+    if topic is None or status == "waiting":
+        where = place(p, merge_key, time)
+    if difference.actual and difference.expected:
+        return f"the rebuild has a different {', '.join(difference.columns)}", where
+    is_ours = bool(difference.actual)
+    return "the rebuild does not have it" if is_ours else "only the rebuild has it", where
 
 
 def _rows(
