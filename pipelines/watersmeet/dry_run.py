@@ -22,6 +22,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.ask.answers import by_input
 from watersmeet.audit.validate import check_expressions
 from watersmeet.avro_json import UnencodableError, encoder
 from watersmeet.configuration.file import known_instead
@@ -159,9 +160,9 @@ def _tried(
     if not isinstance(settings, Settings):
         settings = load_settings(Path(settings))
     avro = {
-        name: replace(source.avro_schema, writers=None)
+        name: replace(schema, writers=None)
         for name, source in settings.sources.items()
-        if source.avro_schema
+        if (schema := source.avro_schema)
     }
     for what, where, fix in check_expressions(settings):
         raise ConfigurationError(what, where=where, fix=fix)
@@ -409,14 +410,11 @@ class DryRun:
 
     def _available(self, state: State) -> dict[TopicPartition, Available]:
         available: dict[TopicPartition, Available] = {}
-        for input_id in self.settings.inputs:
-            input_rows = self._of_input(input_id).select(["partition", "offset", "event_time"])
-            ahead = {
-                tp.partition: (cursor.next_offset, MAX_TIME)
-                for tp, cursor in state.cursors.items()
-                if tp.input == input_id
-            }
-            available |= by_partition(input_id, normalise(input_rows), ahead)
+        ahead = by_input({tp: cursor.next_offset for tp, cursor in state.cursors.items()})
+        for input_id, begins in ahead.items():
+            rows = self._of_input(input_id).select(["partition", "offset", "event_time"])
+            ranges = {p: (begin, MAX_TIME) for p, begin in begins.items()}
+            available |= by_partition(input_id, normalise(rows), ranges)
         return available | {
             tp: available.get(tp, NOTHING_AVAILABLE).with_idle(beats)
             for tp, beats in state.idle.items()
@@ -442,13 +440,12 @@ class DryRun:
         records = []
         for row in normalise(silver.select(every)).to_pylist():
             at_end = row["batch"] == _AT_END and row["status"] == "timed_out"
-            parts = [
-                {
-                    **self._place(input_id, row["partition"], part["offset"]),
-                    "event_time": epoch_ms(part["event_time"]),
-                }
-                for input_id, part in self._parts_of(row)
-            ]
+            parts = []
+            for source in self.settings.sources:
+                for part in row[source]:
+                    input_id = input_of_part(self.settings.inputs, source, part)
+                    place = self._place(input_id, row["partition"], part["offset"])
+                    parts.append({**place, "event_time": epoch_ms(part["event_time"])})
             shown = {name: row[name] for name in columns}
             records.append({"key": row["merge_key"], **shown, "at_end": at_end, "parts": parts})
         return records
@@ -460,18 +457,19 @@ class DryRun:
             its = sequence.in_order(rows.filter(pc.equal(rows["partition"], partition)))
             values, _ = values_under(self.settings, sequence, its)
             made, _ = sequence.messages(its, values, None)
-            yield from (self._message(partition, message) for message in made.to_pylist())
-
-    def _message(self, partition: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        headers = {header["key"]: header["value"].decode() for header in row["headers"]}
-        text = None if row["value"] is None else row["value"].decode(errors="backslashreplace")
-        place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID]}
-        if LATE in headers:  # a correction
-            source, topic, _, offset = headers[LATE].split("/")
-            late = self._place(InputId(source, topic), partition, int(offset))
-            place |= {"version": int(headers[VERSION]), "late": late}
-        place |= {name: headers.get(TENANT_HEADER, "") for name in self._shown(*TENANT.names)}
-        return {**place, "key": row["key"].decode(), "timestamp": row["timestamp"], "value": text}
+            for row in made.to_pylist():
+                headers = {header["key"]: header["value"].decode() for header in row["headers"]}
+                place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID]}
+                if LATE in headers:  # a correction
+                    source, topic, _, offset = headers[LATE].split("/")
+                    late = self._place(InputId(source, topic), partition, int(offset))
+                    place |= {"version": int(headers[VERSION]), "late": late}
+                for name in self._shown(*TENANT.names):
+                    place[name] = headers.get(TENANT_HEADER, "")
+                sent = {"key": row["key"].decode(), "timestamp": row["timestamp"]}
+                value = row["value"]
+                text = None if value is None else value.decode(errors="backslashreplace")
+                yield {**place, **sent, "value": text}
 
     def _waiting(
         self, cursors: Mapping[TopicPartition, Cursor], silver: pa.Table
@@ -503,21 +501,13 @@ class DryRun:
         shown = self._shown(*columns)
         every = ["source", "topic", "partition", "offset", *shown]
         for row in normalise(rows.select(every)).to_pylist():
-            input_id = InputId(row["source"], row["topic"])
-            place = self._place(input_id, row["partition"], row["offset"])
+            place = self._place(*topic_partition(row), row["offset"])
             facts = {"key" if name == "merge_key" else name: row[name] for name in shown}
             described.append({**place, **facts})
         return sorted(described, key=itemgetter("line"))
 
     def _shown(self, *names: str) -> list[str]:
         return [name for name in names if name not in self.settings.hidden_names]
-
-    def _parts_of(self, row: Mapping[str, Any]) -> list[tuple[InputId, dict[str, Any]]]:
-        return [
-            (input_of_part(self.settings.inputs, source, part), part)
-            for source in self.settings.sources
-            for part in row[source]
-        ]
 
     def _place(self, input_id: InputId, partition: int, offset: int) -> dict[str, Any]:
         place = {**input_id._asdict(), "partition": partition, "offset": offset}

@@ -98,7 +98,11 @@ def live_sql(
     generations = f"({view_sql(lake, tables.GENERATIONS)})"
     columns = ", ".join(f"`{source}`" for source in settings.sources)
     names = settings.input_names
-    more_columns = _shown_columns(settings)
+    # Beside those of every lake, each with its value in a row that waits in bronze.
+    null = f"CAST(NULL AS {ddl(TIME)})"
+    more_columns = dict.fromkeys(DUE.names, null) if settings.merge.shows_closing else {}
+    if settings.merge.has_tenants:
+        more_columns |= {"tenant": "tenant", "`position`": null}
     if waits is not None:
         more_columns |= {"CAST(NULL AS ARRAY<STRING>) AS waits_for": _waits_for(waits)}
     of_silver = "".join(f", {name}" for name in more_columns)
@@ -133,14 +137,6 @@ def live_sql(
             CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){of_waiting}
         FROM waiting
         GROUP BY `partition`, merge_key, tenant"""
-
-
-def _shown_columns(settings: Settings) -> dict[str, str]:
-    # Beside those of every lake, each with its value in a row that waits in bronze.
-    null = f"CAST(NULL AS {ddl(TIME)})"
-    times = dict.fromkeys(DUE.names, null) if settings.merge.shows_closing else {}
-    of_tenants = {"tenant": "tenant", "`position`": null} if settings.merge.has_tenants else {}
-    return times | of_tenants
 
 
 def _unmerged(name: str) -> str:

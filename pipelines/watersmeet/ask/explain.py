@@ -44,7 +44,7 @@ from watersmeet.lake.restored import check_not_deleted
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.state import state_at
 from watersmeet.lake.table_reader import TableReader, VersionGoneError
-from watersmeet.settings import Settings
+from watersmeet.settings import MergeSettings, Settings
 
 _UNPUBLISHED: Final = {
     None: "",
@@ -170,13 +170,15 @@ class _Explained:
             default=None,
         )
         is_unsent = published is None and self._has_message(MERGED, row)
+        is_at_most_once = self.settings.publish.delivery == "at_most_once"
         return {
             **_columns(row, "partition", "event_time", "last_event_time", "status", "valid"),
             "invalid_reason": row["invalid_reason"],
             "reason": (
                 self._reason(row, clock)
                 + self._why_too_large(row, batch)
-                + (self._why_unsent if is_unsent else "")
+                + ("; not published yet" if is_unsent else "")
+                + (", or lost in a failure (at_most_once)" if is_unsent and is_at_most_once else "")
             ),
             "parts": [
                 {
@@ -187,26 +189,21 @@ class _Explained:
                 for part in parts
             ],
             "closed": None if is_open else closed,
-            **_columns(row, *self._shown_times),
+            # When it was closed, where the rules of the moment say it.
+            **_columns(row, *(DUE.names if self.merge_of(self.batch).shows_closing else ())),
             **_tenant_of(row),
             "published": published,
             "versions": self._versions[_record_of(row)],
         }
 
-    @property
-    def _shown_times(self) -> Sequence[str]:
-        """Columns for when a merge record was closed, where the rules of the moment say it."""
-        return DUE.names if self.epochs.of(self.batch).settings.merge.shows_closing else ()
-
-    @property
-    def _why_unsent(self) -> str:
-        is_once = self.settings.publish.delivery == "at_most_once"
-        return "; not published yet" + (", or lost in a failure (at_most_once)" if is_once else "")
+    def merge_of(self, batch: int) -> MergeSettings:
+        """Return the rules of a batch's epoch."""
+        return self.epochs.of(batch).settings.merge
 
     def _why_too_large(self, row: Row, batch: int) -> str:
         if row["parts"]:
             return ""
-        count, bounds = row["record_count"], self.epochs.of(batch).settings.merge.bounds
+        count, bounds = row["record_count"], self.merge_of(batch).bounds
         why = (
             f"merge.max_parts is {bounds.max_parts:,}"
             if count > bounds.max_parts
@@ -216,8 +213,8 @@ class _Explained:
 
     def _reason(self, row: Row, clock: int | None) -> str:
         is_open, tenant = row["status"] == "open", row["tenant"]
-        epoch = self.epochs.current if is_open else self.epochs.of(row["batch"])
-        window = epoch.settings.merge.window
+        merge = self.settings.merge if is_open else self.merge_of(row["batch"])
+        window = merge.window
         if row["invalid_reason"] == "reset":
             return (
                 "closed unpublished by a deliberate reset, with which generation "
@@ -304,9 +301,7 @@ class _Explained:
                 **_columns(row, "valid", "invalid_reason"),
                 "reason": "late-born: no merge record that had closed could hold it",
                 "parts": [
-                    self._late_part(
-                        row, input_of_part(self.settings.inputs, source, part), part, came
-                    )
+                    self._late_part(row, source, part, came)
                     for source in self.settings.sources
                     for part in row[source]
                 ],
@@ -318,9 +313,8 @@ class _Explained:
             for record, row in newest.items()
         ]
 
-    def _late_part(
-        self, row: Row, input_id: InputId, part: Row, came: Mapping[Place, Row]
-    ) -> JsonObject:
+    def _late_part(self, row: Row, source: str, part: Row, came: Mapping[Place, Row]) -> JsonObject:
+        input_id = input_of_part(self.settings.inputs, source, part)
         place = {**input_id._asdict(), **_columns(row, "partition"), "offset": part["offset"]}
         # `keep` may have deleted the version of an earlier part, the first one's, too.
         of_late = came.get(place_of(place | _columns(row, "generation")), {})
@@ -337,21 +331,25 @@ class _Explained:
     def _outcome(self, row: Row) -> JsonObject:
         if row["version"] is None:
             return {"u": row["u"], "corrected": None, "outcome": self._why_not_corrected(row)}
-        kind = "the late-born record" if row["is_late_born"] else "the merge record"
-        record = f"{kind} of {utc(row['corrected'])}"
+        corrected = None
+        record = "the late-born record" if row["is_late_born"] else "the merge record"
+        record += f" of {utc(row['corrected'])}"
         if row["version"]:
             corrected = {"event_time": row["corrected"], **_columns(row, "is_late_born", "version")}
             outcome = f"version {row['version']} of {record} has it"
             if row["invalid_reason"] == "reset":
                 outcome += "; closed unpublished by a deliberate reset"
-            return {"u": row["u"], "corrected": corrected, "outcome": outcome}
-        why = (
-            "is too large, or would be with it (merge.max_parts, merge.max_bytes)"
-            if row["invalid_reason"] == EXCESS
-            else "has as many versions as publish.corrections.max_versions lets it have "
-            f"({TOO_MANY})"
-        )
-        return {"u": row["u"], "corrected": None, "outcome": f"not corrected: {record} {why}"}
+        elif row["invalid_reason"] == EXCESS:
+            outcome = (
+                f"not corrected: {record} is too large, or would be with it (merge.max_parts, "
+                "merge.max_bytes)"
+            )
+        else:
+            outcome = (
+                f"not corrected: {record} has as many versions as publish.corrections.max_versions "
+                f"lets it have ({TOO_MANY})"
+            )
+        return {"u": row["u"], "corrected": corrected, "outcome": outcome}
 
     def _why_not_corrected(self, row: Row) -> str:
         if row["u"] is None:
@@ -384,7 +382,7 @@ class _Explained:
     def _why_late(self, row: Row, positions: Mapping[Place, int | None]) -> JsonObject:
         if (tenant := row["tenant"]) == NO_TENANT:
             return {}
-        merge = self.epochs.of(row["batch"]).settings.merge
+        merge = self.merge_of(row["batch"])
         position, of_all = row["position"], positions.get(place_of(row))
         limit = position - merge.window.gap_ms
         if row["event_time"] >= limit:
