@@ -81,26 +81,20 @@ def check_kafka(settings: Settings) -> list[Problem]:
         ]
         problems += [error.problem for error in unpartitioned(settings, counts)]
         cluster.check_transactions()
+        required: list[tuple[str, str, Mapping[str, str]]] = []
         for name, (topics, existing) in origins.items():
             [topic] = settings.sources[name].topics
             if topic in counts and existing.keys() >= set(topics):
-                required = copy_settings(cluster, topics)
-                problems += _unfit_settings(
-                    f"sources.{name}.topic", topic, required, cluster.topic_settings(topic)
-                )
-        has_all_sources = counts.keys() >= set(settings.topics)
+                required.append((f"sources.{name}.topic", topic, copy_settings(cluster, topics)))
         for name, topic in written_topics(settings).items():
-            is_sequence = topic in settings.publish.sequence_topics
             # Gold creates a missing one with these settings.
-            if topic in counts and (is_sequence or has_all_sources):
-                required = (
-                    sink_settings(settings)
-                    if is_sequence
-                    else copy_settings(cluster, settings.topics)
-                )
-                problems += _unfit_settings(
-                    f"publish.{name}", topic, required, cluster.topic_settings(topic)
-                )
+            if topic in counts and topic in settings.publish.sequence_topics:
+                required.append((f"publish.{name}", topic, sink_settings(settings)))
+            elif topic in counts and counts.keys() >= set(settings.topics):
+                copied = copy_settings(cluster, settings.topics)
+                required.append((f"publish.{name}", topic, copied))
+        for where, topic, needed in required:
+            problems += _unfit_settings(where, topic, needed, cluster.topic_settings(topic))
     except WatersmeetError as error:
         problems.append(as_problem(error, "kafka"))
     return problems
@@ -286,22 +280,15 @@ def check_tables(lake: Lake, reader: TableReader) -> list[Problem]:
     """
     problems = []
     for name, table in lake.layout.items():
-        if not reader.exists(name):
-            continue
-        existing = reader.columns(name)
+        existing = reader.columns(name) if reader.exists(name) else table.schema
         for field in table.schema:
-            has = (
-                ddl(existing.field(field.name).type) if field.name in existing.names else "missing"
-            )
-            if has != ddl(field.type) and (
-                has == "missing" or not _becomes(existing.field(field.name).type, field.type)
-            ):
-                what = (
-                    f"{name}.{field.name} is {has}, and this configuration needs {ddl(field.type)}"
-                )
-                problems.append(
-                    Problem(what, lake.address(name), "use another lake for this configuration")
-                )
+            is_there = field.name in existing.names
+            if is_there and _becomes(existing.field(field.name).type, field.type):
+                continue
+            has = ddl(existing.field(field.name).type) if is_there else "missing"
+            what = f"{name}.{field.name} is {has}, and this configuration needs {ddl(field.type)}"
+            fix = "use another lake for this configuration"
+            problems.append(Problem(what, lake.address(name), fix))
     return problems
 
 
