@@ -4,7 +4,8 @@ came, in order of offset.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow as pa
 from watersmeet.audit.comparison import Row, compare
 from watersmeet.audit.evidence import MAX_TIME, Evidence, Ints, numbers
 from watersmeet.audit.problems import Findings
+from watersmeet.core.columns import row_values
 from watersmeet.core.dead_letters import (
     LATE,
     NEXT_OFFSETS,
@@ -67,12 +69,11 @@ class DeadLetterTopic(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter: its place for a sentence, the record that it was, and what it has of that.
+    """A dead letter: the record that it was, and what it has of that.
 
     `content`: values of `_CONTENT`; None for what it need not have.
     """
 
-    where: str
     input: InputId
     offset: int
     content: Row
@@ -107,14 +108,15 @@ def check_dead_letters(
     partition, and what a jump, a lost lake or `forget` has changed since. Contents are compared for
     a sample of the records, or for all.
     """
-    first, end = topic.bounds.get(number, (0, 0))
     settings = evidence.settings
-    checks = {
-        input_id: _InputCheck(evidence, TopicPartition(input_id, number), topic, findings)
+    report = partial(findings.add, fix=topic.repair_hint)
+    checks = [
+        _InputCheck(evidence, TopicPartition(input_id, number), topic.table, topic.name, report)
         for input_id in settings.inputs
-    }
+    ]
     last_headers: Mapping[str, Any] = {}
     where = ""
+    first, end = topic.bounds.get(number, (0, 0))
     for batch in read_range(settings.kafka, Range(topic.name, number, first, end), READ):
         batch = batch.filter(_is_own(batch, evidence.generation.life))
         if not batch.num_rows:
@@ -122,18 +124,16 @@ def check_dead_letters(
         headers = batch["headers"][-1].as_py() or []
         last_headers = {header["key"]: header["value"] for header in headers}
         where = f"{topic.name}[{number}]@{batch['offset'][-1]}"
-        letters = list(_read(batch, evidence, checks, topic, findings))
-        for input_id, check in checks.items():
-            check.take([letter for letter in letters if letter.input == input_id])
+        letters = list(_read(batch, checks, report))
+        for check in checks:
+            check.take([letter for letter in letters if letter.input == check.tp.input])
     sent_until = dict(topic.noted.get(number, {}))
     if where:
-        last = {settings.input_names[i]: check.last for i, check in checks.items()}
-        by_header = _read_sent_until(last_headers, last, where, topic, findings)
-        for input_id in checks:
-            offset = min(by_header.get(settings.input_names[input_id], 0), MAX_TIME)
-            sent_until[input_id] = max(offset, sent_until.get(input_id, 0))
-    for input_id, check in checks.items():
-        check.check_missing(sent_until.get(input_id, 0), has_all=first == 0)
+        by_header = _read_sent_until(last_headers, checks, where, report)
+        for i, name in settings.input_names.items():
+            sent_until[i] = max(min(by_header.get(name, 0), MAX_TIME), sent_until.get(i, 0))
+    for check in checks:
+        check.check_missing(sent_until.get(check.tp.input, 0), has_all=first == 0)
 
 
 def _is_own(batch: pa.RecordBatch, life: str) -> pa.Array:
@@ -146,19 +146,11 @@ def _is_own(batch: pa.RecordBatch, life: str) -> pa.Array:
 
 
 def _read(
-    batch: pa.RecordBatch,
-    evidence: Evidence,
-    checks: Mapping[InputId, _InputCheck],
-    topic: DeadLetterTopic,
-    findings: Findings,
+    batch: pa.RecordBatch, checks: Sequence[_InputCheck], report: Callable[[str, str], None]
 ) -> Iterator[DeadLetter]:
     # A record may itself have been a dead letter: of headers with one name, ours are the last.
-    by_topic = dict[str, list[_InputCheck]]()
-    for input_id, check in checks.items():
-        by_topic.setdefault(input_id.topic, []).append(check)
-    number = next(iter(checks.values())).tp.partition
-    columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
-    for at, key, value, headers in zip(*columns, strict=True):
+    number, topic = checks[0].tp.partition, checks[0].name
+    for at, key, value, headers in row_values(batch, "offset", "key", "value", "headers"):
         own = [(header["key"], header["value"]) for header in headers or []]
         for name in (NEXT_OFFSETS, LIFE):
             if own and own[-1][0] == name:
@@ -166,15 +158,15 @@ def _read(
         ours = {
             name: (text or b"").decode(errors="replace") for name, text in own[-len(_COORDINATES) :]
         }
-        of_topic = by_topic.get(ours.get(TOPIC, ""), [])
+        of_topic = [check for check in checks if check.tp.input.topic == ours.get(TOPIC)]
         offset = ours.get(OFFSET, "")
-        where = f"{topic.name}[{number}]@{at}"
+        where = f"{topic}[{number}]@{at}"
         is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < MAX_TIME
         is_place = tuple(ours) == _COORDINATES and ours[PARTITION] == str(number)
         if not of_topic or not is_offset or not is_place:
             names = ", ".join(_COORDINATES)
             what = f"not a dead letter of these sources: {names} do not say which record it was"
-            findings.add(what, where, topic.repair_hint)
+            report(what, where)
             continue
         rest = own[: -len(_COORDINATES)]
         size = None
@@ -183,32 +175,30 @@ def _read(
         is_bare = size is not None and not rest and key is None
         # The sources of one topic have dead letters of their own.
         expecting = (check for check in of_topic if check.expects(int(offset)))
-        tp = next(expecting, of_topic[0]).tp
-        where += f": {evidence.at(tp, int(offset))}"
+        check = next(expecting, of_topic[0])
+        where += f": {check.evidence.at(check.tp, int(offset))}"
         of_record = (None, None) if is_bare else (value, tuple(rest))
         content = (where, key, *of_record, ours[REASON], size)
-        yield DeadLetter(where, tp.input, int(offset), content)
+        yield DeadLetter(check.tp.input, int(offset), content)
 
 
 def _read_sent_until(
     headers: Mapping[str, Any],
-    last: Mapping[str, int],
+    checks: Sequence[_InputCheck],
     where: str,
-    topic: DeadLetterTopic,
-    findings: Findings,
+    report: Callable[[str, str], None],
 ) -> Mapping[str, int]:
     # The last message of a partition says, by name of the input, up to where records are there.
+    names = checks[0].evidence.settings.input_names
+    last = {names[check.tp.input]: check.last for check in checks}
     try:
         sent_until = next_offsets(headers)
     except ValueError:
-        what = f"the last message has no {NEXT_OFFSETS}, by which gold goes on"
-        findings.add(what, where, topic.repair_hint)
+        report(f"the last message has no {NEXT_OFFSETS}, by which gold goes on", where)
         return {source: offset + 1 for source, offset in last.items()}
     for source, offset in last.items():
-        until = sent_until.get(source, 0)
-        if until <= offset:
-            what = f"{NEXT_OFFSETS} has {until} for {source}, and offset {offset} was sent"
-            findings.add(what, where, topic.repair_hint)
+        if (until := sent_until.get(source, 0)) <= offset:
+            report(f"{NEXT_OFFSETS} has {until} for {source}, and offset {offset} was sent", where)
     return sent_until
 
 
@@ -219,26 +209,33 @@ class _InputCheck:
     """
 
     def __init__(
-        self, evidence: Evidence, tp: TopicPartition, topic: DeadLetterTopic, findings: Findings
+        self,
+        evidence: Evidence,
+        tp: TopicPartition,
+        table: str,
+        name: str,
+        report: Callable[[str, str], None],
     ) -> None:
         self.evidence = evidence
         self.tp = tp
-        self.topic = topic
-        self.findings = findings
+        self.table = table
+        self.name = name
+        self.report = report
         self.last = -1
-        self._is_late = topic.table == tables.LATE
+        self._is_late = table == tables.LATE
         self._sent = [np.array([], np.int64)]
         own: list[Condition] = [("partition", "=", tp.partition)]
         since = evidence.cursor_of(tp).next_offset
         own.append(("offset", ">=", since))
         if self._is_late:
             own.append(("batch", "<=", evidence.last_batch))
-            table, where = tables.LATE, of_input(tp.input, [own])
+            read_from, where = tables.LATE, of_input(tp.input, [own])
         else:
             refused: Condition = ("reason", "is not null", None)
-            table, where = tables.bronze(tp.input.source), of_topic(tp.input, [[*own, refused]])
+            read_from = tables.bronze(tp.input.source)
+            where = of_topic(tp.input, [[*own, refused]])
         names = ["offset", *(["batch"] if self._is_late else [])]
-        rows = evidence.reader.select(table, names, where)
+        rows = evidence.reader.select(read_from, names, where)
         self._rows = rows.sort_by("offset")
         self._offsets = np.unique(numbers(rows["offset"]))
         self._expected = 0
@@ -257,7 +254,7 @@ class _InputCheck:
         for letter in letters:
             if letter.offset <= self.last:
                 what = f"it comes after the record at offset {self.last}: a repeat, or out of order"
-                self.findings.add(what, letter.where, self.topic.repair_hint)
+                self.report(what, letter.content[0])
                 continue
             self.last = letter.offset
             in_order.append(letter)
@@ -275,15 +272,13 @@ class _InputCheck:
             if record is not None and _is_forgotten(record):
                 continue
             if not is_known[i]:
-                what = f"{self.topic.table} has no such record"
-                self.findings.add(what, letter.where, self.topic.repair_hint)
+                self.report(f"{self.table} has no such record", letter.content[0])
             elif record is not None:  # else check 1 says so
                 actual.append(letter.content)
                 expected.append(self._right(letter, record))
         for (where,), _, _, columns in compare(actual, expected, _CONTENT, lambda row: row[:1]):
             verb = "differs" if len(columns) == 1 else "differ"
-            what = f"{' and '.join(columns)} {verb} from the record's"
-            self.findings.add(what, where, self.topic.repair_hint)
+            self.report(f"{' and '.join(columns)} {verb} from the record's", where)
 
     def check_missing(self, until: int, *, has_all: bool) -> None:
         """Check, after the last letter, that no record before an offset is missing.
@@ -297,17 +292,16 @@ class _InputCheck:
         missing = missing[~self._is_readded(missing)]
         forgotten = [row["offset"] for row in self._records(missing) if _is_forgotten(row)]
         for offset in np.setdiff1d(missing, forgotten).tolist():
-            place = self.evidence.at(self.tp, offset)
-            where = f"{self.topic.name}[{self.tp.partition}]: {place}"
-            what = f"a record of {self.topic.table} is missing, although the topic has later ones"
-            self.findings.add(what, where, self.topic.repair_hint)
+            where = f"{self.name}[{self.tp.partition}]: {self.evidence.at(self.tp, offset)}"
+            what = f"a record of {self.table} is missing, although the topic has later ones"
+            self.report(what, where)
 
     def _right(self, letter: DeadLetter, record: Mapping[str, Any]) -> Row:
-        _, key, value, headers, _, size = letter.content
+        where, key, value, headers, _, size = letter.content
         has_value, has_all = size is None, headers is not None
         own = tuple((header["key"], header["value"]) for header in record["headers"] or [])
         return (
-            letter.where,
+            where,
             record["key"] if has_all else key,
             record["value"] if has_value else value,
             own if has_all else headers,
