@@ -10,14 +10,11 @@ no broken promise, and only noted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from watersmeet.audit.problems import Findings
-from watersmeet.core.columns import Int64s
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.repartition import murmur2
 from watersmeet.core.types import NO_TENANT
@@ -36,6 +33,9 @@ its own.
 
 ENOUGH = 10
 """Minimum number of keys shared by two sources that says how these are partitioned."""
+
+KEYS = 100_000
+"""Maximum number of keys whose places `verify` keeps."""
 
 SPLIT_SHARE = 0.25
 """Share of these keys without a common partition above which it is no accident."""
@@ -79,21 +79,26 @@ def check_key_partition(place: Place, partitions: int, findings: Findings) -> No
         )
 
 
-@dataclass
 class KeyPartitions:
-    """Index of keys by partition. It keeps three numbers for a key of a topic-partition."""
+    """The places in which keys were seen first: of all keys, or of a sample of up to `KEYS`."""
 
-    _topic_partitions: list[TopicPartition] = field(default_factory=list)
-    _key_offsets: list[tuple[Int64s, Int64s]] = field(default_factory=list)
-    """Hashes of the keys of each topic-partition, and the offsets of their first records."""
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[TopicPartition, int]] = {}
+        self._split: dict[int, str] = {}
+        self._one_in = 1
 
     def add(self, tp: TopicPartition, keys: Mapping[int, tuple[str, str]]) -> None:
         """Add the keys of a topic-partition's records, by offset, each with its tenant."""
-        hashes, firsts = np.unique(
-            np.fromiter(map(hash, keys.values()), np.int64), return_index=True
-        )
-        self._topic_partitions.append(tp)
-        self._key_offsets.append((hashes, np.fromiter(keys, np.int64)[firsts]))
+        for offset, key in keys.items():
+            number = hash(key)
+            if number % self._one_in == 0:
+                first, at = self._first.setdefault(number, (tp, offset))
+                if first.partition != tp.partition:
+                    places = f"{_place(first, at)} and {_place(tp, offset)}"
+                    self._split.setdefault(number, places)
+        while len(self._first) > KEYS:
+            self._one_in *= 2
+            self._first = {n: at for n, at in self._first.items() if n % self._one_in == 0}
 
     def note(self) -> str | None:
         """Return a note on how many keys are in more than one partition, with two records of one of
@@ -101,30 +106,15 @@ class KeyPartitions:
 
         None where no key is.
         """
-        nothing = np.array([], np.int64)
-        numbers = np.repeat(
-            np.arange(len(self._key_offsets)), [len(hashes) for hashes, _ in self._key_offsets]
-        )
-        hashes = np.concatenate([nothing, *(hashes for hashes, _ in self._key_offsets)])
-        offsets = np.concatenate([nothing, *(offsets for _, offsets in self._key_offsets)])
-        partitions = np.array([tp.partition for tp in self._topic_partitions], np.int64)[numbers]
-        order = np.lexsort((partitions, hashes))
-        hashes = hashes[order]
-        partitions = partitions[order]
-        split_keys = np.flatnonzero(
-            (hashes[1:] == hashes[:-1]) & (partitions[1:] != partitions[:-1])
-        )
-        if not len(split_keys):
+        if not self._split:
             return None
-        places = []
-        for row in order[split_keys[0] : split_keys[0] + 2]:
-            tp = self._topic_partitions[numbers[row]]
-            places.append(f"{tp.input.topic}[{tp.partition}]@{offsets[row]}")
-        count = len(np.unique(hashes[split_keys]))
         what = "keys are in more than one partition, where their records never meet"
-        return (
-            f"{what}: {count:,} of those looked at, such as that of {' and '.join(places)}; {FIX}"
-        )
+        example = next(iter(self._split.values()))
+        return f"{what}: {len(self._split):,} of those looked at, such as that of {example}; {FIX}"
+
+
+def _place(tp: TopicPartition, offset: int) -> str:
+    return f"{tp.input.topic}[{tp.partition}]@{offset}"
 
 
 def check_places(settings: Settings, partitions: int, places: Iterable[Place]) -> list[Problem]:

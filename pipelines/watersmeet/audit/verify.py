@@ -187,11 +187,6 @@ class _Topics(NamedTuple):
     sequences: Sequence[TopicEnds]
     dead_letters: Sequence[DeadLetterTopic]
 
-    @property
-    def sources_alone(self) -> _Topics:
-        """The topics without those that are not of one generation alone."""
-        return self._replace(sequences=(), dead_letters=())
-
 
 def _read_topics(reader: TableReader, settings: Settings, timeout_s: float) -> tuple[_Topics, int]:
     cluster = Cluster(settings.kafka, timeout_s)
@@ -256,10 +251,7 @@ def _check_once(
     for number in requested:
         evidence = read_evidence(snapshot, settings, partitions, number, full=is_full)
         report = Report()
-        is_newest = evidence.following is None
-        own_notes = _check_generation(
-            evidence, topics if is_newest else topics.sources_alone, report
-        )
+        own_notes = _check_generation(evidence, topics, report)
         own_findings = list(report.values())
         if len(evidence.generations) > 1:
             label = f"generation {evidence.generation.number}"
@@ -314,11 +306,13 @@ def _check_generation(evidence: Evidence, topics: _Topics, report: Report) -> li
     a reader should know.
     """
     settings = evidence.settings
-    if evidence.following is None:
+    is_newest = evidence.following is None
+    if is_newest:
         check_places(evidence, report["places"])
     key_partitions = KeyPartitions()
-    check_tables(evidence, report, topics.sequences, topics.bounds, key_partitions)
-    for topic in topics.dead_letters:
+    sequences = topics.sequences if is_newest else ()
+    check_tables(evidence, report, sequences, topics.bounds, key_partitions)
+    for topic in topics.dead_letters if is_newest else ():
         for p in range(evidence.partitions):
             check_dead_letters(evidence, p, topic, report[f"dead letters of {topic.table}"])
     notes = list[str]()
