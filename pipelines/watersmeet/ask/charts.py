@@ -107,18 +107,21 @@ def drawn(
 def lines(*, has_points: bool = False, is_stepped: bool = True, **channels: Any) -> alt.Chart:
     """Return lines through the rows; without points, one row alone is not seen."""
     shape: dict[str, Any] = {"interpolate": "step-after"} if is_stepped else {}
-    return alt.Chart().mark_line(tooltip=True, point=has_points, **shape).encode(**channels)
+    chart = alt.Chart().mark_line(tooltip=True, point=has_points, **shape)
+    return _encoded(chart, **channels)
 
 
 def area(**channels: Any) -> alt.Chart:
     """Return an area below the rows."""
-    shape: dict[str, Any] = {"interpolate": "step-after", "opacity": 0.85, "color": COLOURS[0]}
-    return alt.Chart().mark_area(tooltip=True, **shape).encode(**channels)
+    mark = alt.Chart().mark_area(
+        tooltip=True, interpolate="step-after", opacity=0.85, color=COLOURS[0]
+    )
+    return _encoded(mark, **channels)
 
 
 def columns(**channels: Any) -> alt.Chart:
     """Return a column for each row."""
-    return alt.Chart().mark_bar(tooltip=True, color=COLOURS[0]).encode(**channels)
+    return _encoded(alt.Chart().mark_bar(tooltip=True, color=COLOURS[0]), **channels)
 
 
 def spans(unit: str, **channels: Any) -> list[alt.Chart]:
@@ -135,7 +138,12 @@ def spans(unit: str, **channels: Any) -> list[alt.Chart]:
 def shade(rows: Sequence[Row], x: alt.X) -> alt.Chart:
     """Return shaded stretches of time, each from `at` to `until`."""
     mark = alt.Chart(alt.InlineData(values=list(rows))).mark_rect(color=COLOURS[5], opacity=0.35)
-    return mark.encode(x=x, x2="until", detail="partition:N")
+    return _encoded(mark, x=x, x2="until", detail="partition:N")
+
+
+def _encoded(chart: alt.Chart, **channels: Any) -> alt.Chart:
+    encoded: alt.Chart = chart.encode(**channels)
+    return encoded
 
 
 def time(name: str, first: int, end: int) -> dict[str, Any]:
