@@ -24,10 +24,10 @@ from watersmeet.core.state import State
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import pieces, tables
-from watersmeet.lake.bases import Floors, read_state
+from watersmeet.lake.bases import read_state
 from watersmeet.lake.epochs import Epoch, Epochs
 from watersmeet.lake.generations import Generation, Generations
-from watersmeet.lake.history import read_history
+from watersmeet.lake.history import History, read_history
 from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.recovered import (
@@ -87,26 +87,25 @@ class Evidence:
 
     - `through`: the epochs that the generation went through, each with its end.
     - `one_in`: one key in so many is sampled.
-    - `epochs`: all epochs of the lake.
-    - `closed`: the newest generation for whose predecessor nothing is left to be done.
-    - `floors`: where rows begin, once `keep` has deleted some.
-    - `base`: where rows have been deleted, the saved state from which on the generation is judged,
-      and its number; nothing before it is.
+    - `base`: where rows have been deleted, the saved state from which on the generation is judged;
+      nothing before it is.
     """
 
     reader: TableReader
     settings: Settings
     partitions: int
+    history: History
     generations: Generations
     generation: Generation
     last_batch: int
     through: Sequence[tuple[Epoch, End]]
     one_in: int
-    epochs: Epochs
-    closed: int
-    floors: Floors
     base: State | None
-    base_number: int
+
+    @property
+    def epochs(self) -> Epochs:
+        """All epochs of the lake."""
+        return self.history.epochs
 
     @property
     def end(self) -> End:
@@ -153,7 +152,7 @@ class Evidence:
 
         They are judged as if they were complete.
         """
-        return self.following is not None and self.following.number > self.closed
+        return self.following is not None and self.following.number > self.history.closed
 
     @cached_property
     def reread_ranges(self) -> Mapping[TopicPartition, Sequence[tuple[int, int]]]:
@@ -196,6 +195,12 @@ class Evidence:
     def history_batch(self) -> int:
         """The batch with which history begins; -1 if it begins with the generation."""
         return -1 if self.base is None else self.base.next_batch - 1
+
+    @property
+    def saved(self) -> list[Condition]:
+        """Conditions that select the rows of `bases` that the saved state has."""
+        number = self.history.floors.base
+        return [("_base", "=", number), ("status", "in", [*tables.UNFINISHED, "late"])]
 
     @property
     def closed_before(self) -> list[Condition]:
@@ -321,18 +326,17 @@ def read_evidence(
     selected = find_generation(generations, generation)
     first = selected.from_batch
     batch = read_last_batch(reader, generations, selected)
-    ends = sorted({end for end in [*(end for _, end in epochs.ends()), batch] if first <= end})
-    where: Where = [[("batch", "in", [end for end in ends if end <= batch])]]
-    noted = defaultdict(list)
-    for row in reader.select(tables.PROGRESS, PROGRESS_COLUMNS, where).to_pylist():
+    ended = [(epoch, end) for epoch, end in epochs.ends() if first <= end < batch]
+    ends = [*(end for _, end in ended), *([batch] if first <= batch else [])]
+    noted = defaultdict[int, list[dict[str, Any]]](list)
+    rows = reader.select(tables.PROGRESS, PROGRESS_COLUMNS, [[("batch", "in", ends)]])
+    for row in rows.to_pylist():
         noted[row["batch"]].append(row)
-    ended_epochs = [
-        (epoch, End.of(noted.get(end, []))) for epoch, end in epochs.ends() if first <= end < batch
-    ]
-    end = End.of(noted.get(batch, []))
-    until = {**selected.begin, **end.until}
-    last_epoch = epochs.of(max(batch, first))
-    through = [*ended_epochs, (last_epoch, end._replace(until=until))]
+    last = End.of(noted[batch])
+    through = [(epoch, End.of(noted[end])) for epoch, end in ended]
+    through.append(
+        (epochs.of(max(batch, first)), last._replace(until={**selected.begin, **last.until}))
+    )
     counts = [row_count(reader, tables.bronze(name)) for name in settings.sources]
     one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
     first_base, base = decided.first_base, None
@@ -345,21 +349,8 @@ def read_evidence(
     if first_base is not None and first_base.generation == selected.number:
         base = read_state(reader, epochs, first_base)
         through = [(epoch, end) for epoch, end in through if epoch.number >= base.epoch]
-    return Evidence(
-        reader,
-        settings,
-        partitions,
-        generations,
-        selected,
-        batch,
-        through,
-        one_in=one_in,
-        epochs=epochs,
-        closed=decided.closed,
-        floors=decided.floors,
-        base_number=decided.floors.base,
-        base=base,
-    )
+    history = reader, settings, partitions, decided, generations
+    return Evidence(*history, selected, batch, through, one_in, base)
 
 
 def find_generation(generations: Generations, number: int | None) -> Generation:

@@ -70,8 +70,6 @@ BASE_FIELD: Final = "rebuild.base"
 with (-1: with the generation).
 """
 
-_OF_BASE: Final[Condition] = ("status", "in", [*tables.UNFINISHED, "late"])
-
 
 def rebuild(
     reader: TableReader,
@@ -260,8 +258,7 @@ def _begin(owner: Owner, evidence: Evidence, state: State) -> None:
     still correct, and how far the merge was.
     """
     schema = owner.engine.lake.schema(tables.SILVER)
-    saved: Where = [[("_base", "=", evidence.base_number), _OF_BASE]]
-    parts = [(tables.BASES, saved)]
+    parts: list[tuple[str, Where]] = [(tables.BASES, [evidence.saved])]
     parts += [(tables.SILVER, portion) for portion in in_portions(_closed(evidence, state))]
     for table, where in parts:
         by = ("partition", "event_time")

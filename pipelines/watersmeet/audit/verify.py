@@ -341,7 +341,7 @@ def check_tables(
     """
     rows = RowChecks(evidence, report)
     rows.check()
-    is_closed = evidence.generation.number <= evidence.closed
+    is_closed = evidence.generation.number <= evidence.history.closed
     if sequences and is_closed and len(evidence.generations) > 1:
         rows.check_messages()
     more = (sequences, bounds, key_partitions, rows.erasing)

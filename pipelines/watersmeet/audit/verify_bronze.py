@@ -329,7 +329,7 @@ def check_offsets(
     begin = max(begin, first, log.begin)
     kafka = evidence.settings.kafka
     # `keep` may have deleted what Kafka had before: nothing tells that it was refused.
-    floor = evidence.floors.times.get((tables.QUARANTINE, tp.partition), NULL_TIME)
+    floor = evidence.history.floors.times.get((tables.QUARANTINE, tp.partition), NULL_TIME)
     for gap in gaps(records.offset, begin, min(log.until, last, end)):
         for batch in read_range(kafka, Range(tp.input.topic, tp.partition, *gap)):
             is_kept = times_ms(batch["kafka_timestamp"]) >= floor

@@ -315,7 +315,7 @@ class _InputCheck:
         is_judged = ~self._is_readded(offsets)
         if not len(offsets):
             return is_judged
-        if (tables.QUARANTINE, tp.partition) in evidence.floors.times:
+        if (tables.QUARANTINE, tp.partition) in evidence.history.floors.times:
             # Of others nothing is left.
             is_judged &= np.isin(offsets, [row["offset"] for row in self._records(offsets)])
         is_judged &= offsets >= evidence.cursor_of(tp).next_offset

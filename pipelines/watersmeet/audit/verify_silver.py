@@ -270,7 +270,9 @@ def read_base(evidence: Evidence, partition: int, late: pa.Table) -> Base:
     entries = ("tenant", "merge_key", "event_time")
     corrected = list(row_values(late, *entries))
     if evidence.base is not None:
-        rows = _saved_rows(evidence, partition)
+        columns = tables.silver_columns(evidence.settings).names
+        saved = [[("partition", "=", partition), *evidence.saved]]
+        rows = [*as_dicts(evidence.reader.select(tables.BASES, columns, saved), columns)]
         corrected += [tuple(row[n] for n in entries) for row in rows if row["status"] == "late"]
         first = min((time for *_, time in corrected), default=MAX_TIME)
         keys = {(tenant, key) for tenant, key, _ in corrected if evidence.is_sampled(key)}
@@ -288,14 +290,6 @@ def read_base(evidence: Evidence, partition: int, late: pa.Table) -> Base:
             waiting_values=_values_of_waiting(evidence, partition, rows),
         )
     return base._replace(corrected_keys=frozenset((tenant, key) for tenant, key, _ in corrected))
-
-
-def _saved_rows(evidence: Evidence, partition: int) -> list[dict[str, Any]]:
-    columns = tables.silver_columns(evidence.settings).names
-    saved: list[Condition] = [("partition", "=", partition), ("_base", "=", evidence.base_number)]
-    where = [[*saved, ("status", "in", (*tables.UNFINISHED, "late"))]]
-    rows = evidence.reader.select(tables.BASES, columns, where)
-    return [*as_dicts(rows, columns)]
 
 
 def _closed_rows(

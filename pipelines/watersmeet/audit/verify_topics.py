@@ -218,7 +218,7 @@ class TopicCheck:
     def _check_unknown(self, at: Place, messages: Sequence[tuple[Message, str]]) -> None:
         """Report messages that no row has, unless it was deleted or forgotten."""
         # Rows are deleted by their last event time, which is no earlier.
-        floor = self.evidence.floors.times.get((self._table, self.number), 0)
+        floor = self.evidence.history.floors.times.get((self._table, self.number), 0)
         for message, where in messages:
             time = self.number, timestamp_of(message.event_time)
             if message.place != at or message.event_time < floor or time in self.evidence.forgotten:
