@@ -136,8 +136,7 @@ def status(
         behind = dict(zip(every, missing, strict=True))
     answer: list[Row] = []
     for p in partitions:
-        sources = _sources(settings, p, by_place, behind, transactions)
-        clock = _add_leads(sources)
+        clock, sources = _sources(settings, p, by_place, behind, transactions)
         answer.append(
             {"partition": p, "clock": clock, **_partition(counts.result()[p]), "sources": sources}
         )
@@ -168,8 +167,7 @@ def waits_for(reader: TableReader, settings: Settings) -> dict[int, list[str]]:
     by_place = _places(snapshot, settings, read_history(snapshot, settings).newest)
     waits: dict[int, list[str]] = {}
     for p in range(max((tp.partition for tp in by_place), default=-1) + 1):
-        sources = _sources(settings, p, by_place, Counter(), {})
-        clock = _add_leads(sources)
+        clock, sources = _sources(settings, p, by_place, Counter(), {})
         waits[p] = [name for name, source in sources.items() if source["head"] == clock]
     return waits
 
@@ -235,39 +233,27 @@ def _sources(
     places: Mapping[TopicPartition, _Place],
     missing: Mapping[TopicPartition, int],
     transactions: Transactions,
-) -> dict[str, Row]:
-    """Return what the answer says of the inputs in a partition, without their `lead`.
+) -> tuple[int | None, dict[str, Row]]:
+    """Return the clock of a partition, and what the answer says of the inputs in it.
 
     `missing`: the number of records that bronze lacks.
     """
+    tps = {name: TopicPartition(i, partition) for i, name in settings.input_names.items()}
+    heads = [places.get(tp, NOWHERE).head for tp in tps.values()]
+    clock = None if None in heads else min(head for head in heads if head is not None)
     sources: dict[str, Row] = {}
-    for input_id, name in settings.input_names.items():
-        tp = TopicPartition(input_id, partition)
+    for name, tp in tps.items():
         place = places.get(tp, NOWHERE)
-        state = "held" if place.waiting else "active"
+        lead = None if clock is None or place.head is None else place.head - clock
+        # What is not ahead of the clock does not wait for another source.
+        state = "held" if place.waiting and lead != 0 else "active"
         state = "waiting" if place.head is None else state
-        sources[name] = {
-            "head": place.head,
-            "lead": None,
-            "lag": place.waiting + missing[tp],
-            "state": "idle" if place.is_idle else state,
-        }
+        state = "idle" if place.is_idle else state
+        lag = place.waiting + missing[tp]
+        sources[name] = {"head": place.head, "lead": lead, "lag": lag, "state": state}
         if tp in transactions:
             sources[name]["transaction"] = transactions[tp].as_row()
-    return sources
-
-
-def _add_leads(sources: Mapping[str, Row]) -> int | None:
-    """Return the clock of a partition, and set the `lead` of each of its sources."""
-    heads = [source["head"] for source in sources.values()]
-    if None in heads:
-        return None
-    clock = min(heads)
-    for source in sources.values():
-        source["lead"] = source["head"] - clock
-        if source["state"] == "held" and source["lead"] == 0:  # nothing waits for another source
-            source["state"] = "active"
-    return int(clock)
+    return clock, sources
 
 
 def _heads(settings: Settings, answer: Sequence[Row]) -> dict[TopicPartition, int]:
