@@ -97,7 +97,6 @@ def live_sql(
     progress = f"({view_sql(lake, tables.PROGRESS)})"
     generations = f"({view_sql(lake, tables.GENERATIONS)})"
     columns = ", ".join(f"`{source}`" for source in settings.sources)
-    names = settings.input_names
     # Beside those of every lake, each with its value in a row that waits in bronze.
     null = f"CAST(NULL AS {ddl(TIME)})"
     more_columns = dict.fromkeys(DUE.names, null) if settings.merge.shows_closing else {}
@@ -107,11 +106,10 @@ def live_sql(
         more_columns |= {"CAST(NULL AS ARRAY<STRING>) AS waits_for": _waits_for(waits)}
     of_silver = "".join(f", {name}" for name in more_columns)
     of_waiting = "".join(f", {value}" for value in more_columns.values())
-    unmerged = {
-        name: _beyond(input_id, lake, settings, begins.get(input_id, {}), decodes)
-        for input_id, name in names.items()
-    }
-    of_bronze = ", ".join(f"{_unmerged(name)} AS ({query})" for name, query in unmerged.items())
+    waiting = " UNION ALL ".join(
+        _waiting(input_id, lake, settings, begins.get(input_id, {}), decodes=decodes)
+        for input_id in settings.inputs
+    )
     silver = lake.layout[tables.SILVER].schema
     parts = ", ".join(_sorted_parts(silver.field(source)) for source in settings.sources)
     statuses = *tables.statuses_of(tables.MERGED), *tables.statuses_of(tables.WAITING)
@@ -125,8 +123,8 @@ def live_sql(
             )
             WHERE generation = (SELECT MAX(generation) FROM {generations})
             GROUP BY source, topic, `partition`
-        ), {of_bronze}, waiting AS (
-            {" UNION ALL ".join(_waiting(input_id, settings) for input_id in names)}
+        ), waiting AS (
+            {waiting}
         )
         SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid,
             invalid_reason, batch{of_silver}
@@ -139,15 +137,12 @@ def live_sql(
         GROUP BY `partition`, merge_key, tenant"""
 
 
-def _unmerged(name: str) -> str:
-    return f"`beyond_{name}`"
-
-
-def _beyond(
+def _waiting(
     input_id: InputId,
     lake: Lake,
     settings: Settings,
     begins: Mapping[int, int],
+    *,
     decodes: bool,
 ) -> str:
     source, topic = input_id
@@ -158,14 +153,20 @@ def _beyond(
         value = f"{_decoder(source)}(b.value, b.`partition`, b.`offset`)"
     else:
         value = f"CAST(NULL AS {ddl(kind)})"
+    place = "topic: STRING, event_time: TIMESTAMP, `offset`: BIGINT"
+    parts = {
+        other: f"CAST(NULL AS STRUCT<{place}, value: {ddl(other_settings.value_type)}>)"
+        for other, other_settings in settings.sources.items()
+    }
+    parts[source] = f"STRUCT(b.topic, b.event_time, b.`offset`, {value} AS value)"
+    columns = ", ".join(f"{part} AS `{other}`" for other, part in parts.items())
     return f"""
-        SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, b.tenant,
-            b.topic, {value} AS value
+        SELECT b.`partition`, b.merge_key, b.tenant, b.event_time, {columns}
         FROM (SELECT * FROM {sql_name(lake, tables.bronze(source))} AS b WHERE {beyond(begins)}) b
         LEFT JOIN consumed AS p
             ON p.source = '{source}' AND p.topic = b.topic AND p.`partition` = b.`partition`
-        WHERE b.`offset` >= COALESCE(p.next_offset, 0)
-            AND b.event_time IS NOT NULL AND b.topic = '{topic}'"""
+        WHERE b.`offset` >= COALESCE(p.next_offset, 0) AND b.event_time IS NOT NULL
+            AND b.topic = '{topic}' AND NOT b.heartbeat"""
 
 
 def _value(value: str, value_type: pa.DataType) -> str:
@@ -197,20 +198,6 @@ def _waits_for(waits: Mapping[int, Sequence[str]]) -> str:
     entries = (f"{partition}, ARRAY('{names}')" for partition, names in quoted_names.items())
     by_partition = f"CAST(MAP({', '.join(entries)}) AS MAP<INT, ARRAY<STRING>>)"
     return f"ELEMENT_AT({by_partition}, `partition`)"
-
-
-def _waiting(input_id: InputId, settings: Settings) -> str:
-    place = "topic: STRING, event_time: TIMESTAMP, `offset`: BIGINT"
-    parts = {
-        other: f"CAST(NULL AS STRUCT<{place}, value: {ddl(other_settings.value_type)}>)"
-        for other, other_settings in settings.sources.items()
-    }
-    parts[input_id.source] = "STRUCT(topic, event_time, `offset`, value)"
-    columns = ", ".join(f"{part} AS `{other}`" for other, part in parts.items())
-    return (
-        f"SELECT `partition`, merge_key, tenant, event_time, {columns} "
-        f"FROM {_unmerged(settings.input_names[input_id])} WHERE NOT heartbeat"
-    )
 
 
 def _sorted_parts(column: pa.Field) -> str:
