@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.columns import cuts, row_values
-from watersmeet.core.plan import Cursor, TopicPartition
+from watersmeet.core.plan import BatchPlan, Cursor, TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.sequence import Place
 from watersmeet.core.sequence import Sequence as Order
@@ -28,8 +28,7 @@ from watersmeet.lake.bases import read_state
 from watersmeet.lake.epochs import Epoch, Epochs
 from watersmeet.lake.generations import Generation, Generations
 from watersmeet.lake.history import History, read_history
-from watersmeet.lake.inputs import topic_partition
-from watersmeet.lake.progress import last_batch
+from watersmeet.lake.progress import last_batch, read_batches
 from watersmeet.lake.recovered import (
     MESSAGES,
     copies_of_deleted,
@@ -41,12 +40,6 @@ from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import Condition, TableReader, Where, row_count
 from watersmeet.lake.unpublished import reached
 from watersmeet.settings import Settings
-
-PROGRESS_COLUMNS: Final = (
-    *("partition", "source", "topic", "epoch", "generation", "batch", "from_offset"),
-    *("until_offset", "head", "clock", "position"),
-)
-"""Columns that are read of `progress`."""
 
 SAMPLED_RECORDS = 100_000
 """About how many records are compared with the merge model where not all are requested: seconds of
@@ -74,11 +67,12 @@ class End(NamedTuple):
     clocks: Mapping[int, int]
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]]) -> End:
-        """Return the end that rows of a batch say."""
-        clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
-        heads = {topic_partition(row): row["head"] for row in rows if row["head"] is not None}
-        return cls({topic_partition(row): row["until_offset"] for row in rows}, heads, clocks)
+    def of(cls, batch: BatchPlan | None) -> End:
+        """Return the end of a batch (None: of one that made nothing)."""
+        ranges = {} if batch is None else batch.ranges
+        heads = {tp: done.head for tp, done in ranges.items() if done.head is not None}
+        clocks = {} if batch is None else batch.clocks
+        return cls({tp: done.until_offset for tp, done in ranges.items()}, heads, clocks)
 
 
 @dataclass(frozen=True)
@@ -328,12 +322,9 @@ def read_evidence(
     batch = read_last_batch(reader, generations, selected)
     ended = [(epoch, end) for epoch, end in epochs.ends() if first <= end < batch]
     ends = [*(end for _, end in ended), *([batch] if first <= batch else [])]
-    noted = defaultdict[int, list[dict[str, Any]]](list)
-    rows = reader.select(tables.PROGRESS, PROGRESS_COLUMNS, [[("batch", "in", ends)]])
-    for row in rows.to_pylist():
-        noted[row["batch"]].append(row)
-    last = End.of(noted[batch])
-    through = [(epoch, End.of(noted[end])) for epoch, end in ended]
+    noted = read_batches(reader, ends)
+    last = End.of(noted.get(batch))
+    through = [(epoch, End.of(noted.get(end))) for epoch, end in ended]
     through.append(
         (epochs.of(max(batch, first)), last._replace(until={**selected.begin, **last.until}))
     )
@@ -369,11 +360,9 @@ def find_generation(generations: Generations, number: int | None) -> Generation:
     )
 
 
-def read_progress(evidence: Evidence, partitions: range, batches: range) -> pa.Table:
-    """Return the rows of `progress` of some batches in some partitions, in order of batch."""
-    own: list[Condition] = [("batch", ">=", batches.start), ("batch", "<", batches.stop)]
-    where = [[*here(partitions), *own]]
-    return evidence.reader.select(tables.PROGRESS, PROGRESS_COLUMNS, where).sort_by("batch")
+def read_end(reader: TableReader, batch: int) -> End:
+    """Return the end of a batch."""
+    return End.of(read_batches(reader, [batch]).get(batch))
 
 
 def read_last_batch(reader: TableReader, generations: Generations, generation: Generation) -> int:

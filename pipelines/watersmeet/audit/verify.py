@@ -54,9 +54,9 @@ import pyarrow.compute as pc
 from watersmeet.audit.evidence import (
     Evidence,
     here,
+    read_end,
     read_evidence,
     read_last_batch,
-    read_progress,
 )
 from watersmeet.audit.partitioning import KeyPartitions
 from watersmeet.audit.problems import Findings, Report, answer
@@ -99,7 +99,6 @@ from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.history import History, read_history
 from watersmeet.lake.identity import check_identity, kept_facts
-from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.lease import SILENCE_S, change_under_way, is_dead
 from watersmeet.lake.location import Lake
 from watersmeet.lake.restored import deleted_tables
@@ -397,14 +396,12 @@ class _Group:
 
     def _check_batches(self, batches: range) -> None:
         evidence = self.evidence
-        progress = read_progress(evidence, self.partitions, batches)
-        until = {topic_partition(row): row["until_offset"] for row in progress.to_pylist()}
-        self._read_bronze({tp: until.get(tp, 0) for tp in self.logs})
-        of_progress = by_partition(progress, self.partitions)
+        end = read_end(evidence.reader, batches[-1])
+        self._read_bronze({tp: end.until.get(tp, 0) for tp in self.logs})
         is_judged = batches.start > evidence.history_batch
         for p, own in self._by_partition(_finished(evidence, self.partitions, batches)):
-            self.checks[p].check_batches(batches, of_progress[p], own)
-            clock = _clock(of_progress[p], batches)
+            self.checks[p].check_batches(batches, end, own)
+            clock = end.clocks.get(p)
             self.messages[p].check(own, clock, evidence.generation, is_judged=is_judged)
 
     def _check_earlier(self, generation: Generation) -> None:
@@ -412,13 +409,11 @@ class _Group:
         last = read_last_batch(evidence.reader, evidence.generations, generation)
         earlier = replace(evidence, generation=generation, last_batch=last)
         for batches in earlier.pieces(self.partitions):
-            progress = read_progress(evidence, self.partitions, batches)
-            of_progress = by_partition(progress, self.partitions)
+            clocks = read_end(evidence.reader, batches[-1]).clocks
             rows = _finished(earlier, self.partitions, batches)
             rows = rows.filter(pc.or_kleene(rows["valid"], rows["has_message"]).fill_null(False))
             for p, own in self._by_partition(rows):
-                clock = _clock(of_progress[p], batches)
-                self.messages[p].check(own, clock, generation, is_judged=False)
+                self.messages[p].check(own, clocks.get(p), generation, is_judged=False)
 
     def _read_bronze(self, until: Mapping[TopicPartition, int]) -> None:
         for tp, begin, records in extend_beyond(self.evidence, self.logs, until):
@@ -428,12 +423,6 @@ class _Group:
             if self.key_partitions is not None:
                 self.key_partitions.add(tp, records.keys)
                 check_keys(self.evidence, tp, records.keys, self.report["keys"])
-
-
-def _clock(progress: pa.Table, batches: range) -> int | None:
-    last = progress.filter(pc.equal(progress["batch"], batches[-1]))
-    clock: int | None = pc.max(last["clock"]).as_py()
-    return clock
 
 
 _CLOSED: Final[Sequence[Condition]] = [

@@ -102,15 +102,14 @@ class PartitionCheck:
 
     # -- batches
 
-    def check_batches(self, batches: range, progress: pa.Table, rows: pa.Table) -> None:
-        """Check some batches, and the rows that they have finished.
+    def check_batches(self, batches: range, end: End, rows: pa.Table) -> None:
+        """Check some batches, at whose end all came to `end`, and the rows that they have finished.
 
-        `progress`: rows `batch` of these batches. `rows`: of silver.
+        `rows`: of silver.
         """
         if batches.start <= self.history_batch:
             return
         epoch = self.evidence.epochs.of(batches.start)
-        end = End.of(progress.filter(pc.equal(progress["batch"], batches[-1])).to_pylist())
         self.derived.merge(epoch, end)
         self._compare(rows, self.derived.finished())
 
