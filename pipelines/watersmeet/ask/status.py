@@ -30,9 +30,9 @@ from watersmeet.errors import KafkaTransientError, Problem, UnreadableRecordsErr
 from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
 from watersmeet.kafka.reading import Range, open_transactions, read_range
 from watersmeet.lake import tables
+from watersmeet.lake.decisions import last_decisions
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.history import History, read_history
-from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import last_tails_in, topic_of
 from watersmeet.lake.quality import last_results
@@ -192,19 +192,11 @@ NOWHERE: Final = _Place()
 def _places(
     reader: TableReader, settings: Settings, newest: Generation
 ) -> dict[TopicPartition, _Place]:
-    merged = rows(
-        reader,
-        "SELECT source, topic, `partition`, until_offset, position FROM progress WHERE batch = "
-        f"(SELECT max(batch) FROM progress) AND batch >= {newest.from_batch}",
-    )
-    decided = rows(
-        reader,
-        "SELECT source, topic, `partition`, max(after_offset) AS after, max(event_time) AS time "
-        f"FROM idle_heartbeats WHERE tenant IS NULL AND generation = {newest.number} "
-        "GROUP BY source, topic, `partition`",
-    )
-    since = {**newest.begin, **{topic_partition(row): row["until_offset"] for row in merged}}
-    positions = {topic_partition(row): row["position"] for row in merged}
+    has_silver = reader.exists(tables.SILVER)
+    last = last_batch(reader) if has_silver else None
+    idle = last_decisions(reader, newest) if has_silver else {}
+    merged = last.ranges if last is not None and last.batch >= newest.from_batch else {}
+    since = {**newest.begin, **{tp: done.until_offset for tp, done in merged.items()}}
     new, begins = dict[TopicPartition, Row](), by_input(since)
     for i in settings.inputs:
         found = rows(
@@ -214,14 +206,14 @@ def _places(
             f"WHERE topic = '{i.topic}' AND {beyond(begins[i])} GROUP BY `partition`",
         )
         new |= {TopicPartition(i, row["partition"]): row for row in found}
-    idle = {topic_partition(row): row for row in decided}
     places = {}
     for tp in {**since, **new, **idle}:
         row = new.get(tp, {"records": 0, "head": None, "last": -1})
         end = max(since.get(tp, 0), row["last"] + 1)
         # An idle decision holds for a source until its next record.
-        is_idle = tp in idle and idle[tp]["after"] + 1 >= end
-        times = [positions.get(tp), row["head"], idle[tp]["time"] if is_idle else None]
+        is_idle = tp in idle and idle[tp].after_offset + 1 >= end
+        position = merged[tp].position if tp in merged else None
+        times = [position, row["head"], idle[tp].event_time if is_idle else None]
         head = max((each for each in times if each is not None), default=None)
         places[tp] = _Place(end, head, row["records"], is_idle)
     return places
