@@ -23,9 +23,10 @@ from watersmeet.core.times import LAST_EVENT_TIME_MS, duration, utc
 from watersmeet.lake.history import History, read_history
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import bronze_ends
+from watersmeet.lake.progress import last_batch
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.table_reader import TableReader
-from watersmeet.lake.tables import CORRECTIONS, DUPLICATES, bronze
+from watersmeet.lake.tables import CORRECTIONS, DUPLICATES, SILVER, bronze
 from watersmeet.lake.tenants import times_of
 from watersmeet.settings import Settings
 
@@ -138,15 +139,10 @@ class _LakeFigures:
             "min(batch) AS first FROM progress"
         )
         self.since = self._since()
-        begin = history.newest.from_batch
-        last = self.rows(
-            "SELECT `partition`, CASE WHEN batch >= {begin} THEN clock END AS clock FROM (SELECT "
-            "*, row_number() OVER (PARTITION BY `partition` ORDER BY batch DESC) AS place "
-            "FROM progress) WHERE place = 1",
-            begin=begin,
-        )
-        self.clocks = {row["partition"]: row["clock"] for row in last if row["clock"] is not None}
-        self.merged = [row["partition"] for row in last]
+        last = last_batch(reader) if reader.exists(SILVER) else None
+        is_newest = last is not None and last.batch >= history.newest.from_batch
+        self.clocks = last.clocks if last is not None and is_newest else {}
+        self.merged = {tp.partition for tp in last.ranges} if last is not None else set[int]()
         behind = sorted(self.merged, key=lambda p: (p not in self.clocks, self.clocks.get(p, 0), p))
         self.shown = sorted(behind[:SHOWN_PARTITIONS])
 

@@ -35,6 +35,7 @@ from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
 from watersmeet.lake.chunks import records_at
 from watersmeet.lake.inputs import of_input, of_topic
+from watersmeet.lake.newest import row_ends
 from watersmeet.lake.published import last_letters
 from watersmeet.lake.table_reader import Condition, TableReader
 from watersmeet.settings import Settings
@@ -340,10 +341,7 @@ class _InputCheck:
     def _reached(self) -> int:
         if self._is_late:
             return self.evidence.end.until.get(self.tp, 0)
-        where = of_topic(self.tp.input, [[("partition", "=", self.tp.partition)]])
-        table = tables.bronze(self.tp.input.source)
-        last = self.evidence.reader.summary(table, [], {"last": ("max", "offset")}, where)
-        return int(last["last"][0].as_py() or -1) + 1
+        return row_ends(self.evidence.reader, self.tp.input, {}).get(self.tp.partition, 0)
 
     def _is_readded(self, offsets: Ints) -> npt.NDArray[np.bool_]:
         # True where a record may have come to the table after later ones had been sent. Such a
