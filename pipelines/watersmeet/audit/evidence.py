@@ -340,8 +340,9 @@ def read_evidence(
     if first_base is not None and first_base.generation == selected.number:
         base = read_state(reader, epochs, first_base)
         through = [(epoch, end) for epoch, end in through if epoch.number >= base.epoch]
-    history = reader, settings, partitions, decided, generations
-    return Evidence(*history, selected, batch, through, one_in, base)
+    return Evidence(
+        reader, settings, partitions, decided, generations, selected, batch, through, one_in, base
+    )
 
 
 def find_generation(generations: Generations, number: int | None) -> Generation:
