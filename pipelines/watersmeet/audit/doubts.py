@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.ask.answers import quoted, rows
+from watersmeet.ask.answers import by_input, quoted, rows
 from watersmeet.audit.partitioning import FIX as FIX_PARTITIONS
 from watersmeet.audit.partitioning import Place, check_places, read_sample
 from watersmeet.configuration.sources import spelled
@@ -220,17 +220,11 @@ def odd_times_in_lake(
     `ends`: by topic-partition, the exclusive end offset of bronze.
     """
     problems: list[Problem] = []
-    for input_id in settings.inputs:
-        partition_ends = {
-            tp.partition: end for tp, end in ends.items() if tp.input == input_id and end > 0
-        }
-        last = {
-            p: (max(0, partition_ends[p] - LAST), partition_ends[p])
-            for p in sorted(partition_ends)[:PARTITIONS]
-        }
+    for input_id, own in by_input({tp: end for tp, end in ends.items() if end > 0}).items():
+        last = {p: (max(0, own[p] - LAST), own[p]) for p in sorted(own)[:PARTITIONS]}
         table = tables.bronze(input_id.source)
         where = of_topic(input_id, within(last))
-        if last and reader.exists(table) and are_odd(reader.rows(table, _TIMES, where)):
+        if reader.exists(table) and are_odd(reader.rows(table, _TIMES, where)):
             problems += _odd(
                 settings,
                 input_id.source,
