@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
 from tests.support.cases import Case, cases_with_ids, heartbeat, keyed, rich_cases
 from tests.support.configurations import IDS
@@ -19,17 +18,14 @@ from tests.support.quality import NOW_MS, QualityLake, expected, suite_file
 from watersmeet.audit.show import check_view
 from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.dev.init import schemas_directory
-from watersmeet.engine.spark import SparkEngine
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import columns_of, topic_columns
 from watersmeet.lake.quality import Checked, append_results, last_results, last_versions
 from watersmeet.lake.table_reader import row_count
 from watersmeet.quality import rows
-from watersmeet.quality.check import check
 from watersmeet.quality.suites import PROMISES, checked_views
 from watersmeet.settings import Settings
 
@@ -287,46 +283,6 @@ def test_the_view_names_what_is_not_met() -> None:
     told = "\n".join(part for part in check_view(found).renderables if isinstance(part, str))
     assert r"silver: few \[parts] (3 of 4 rows are against it)" in told
     assert "sink: away" in told
-
-
-def _without_examples(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The results; which rows are shown depends on their order, which nobody promises."""
-    return [
-        {name: value for name, value in row.items() if name != "examples"}
-        for row in document["results"]
-    ]
-
-
-@pytest.mark.nightly
-def test_by_spark_a_check_finds_the_same(root_session: SparkSession, tmp_path: Path) -> None:
-    lake = QualityLake(tmp_path)
-    few = expected(
-        "expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=1
-    )
-    text = expected(
-        "expect_column_values_to_match_regex",
-        "values are objects",
-        column="value",
-        regex="^[{].*[}]$",
-    )
-    old = expected(
-        "expect_column_values_to_be_between", "old", column="minutes_since_batch", max_value=-1
-    )
-    wanted = {"merged": few, "bronze": text, "progress": old}
-    with_suites(
-        lake, *[suite_file(tmp_path, f"of_{table}", table, each) for table, each in wanted.items()]
-    )
-    for share in (0.5, 1.0):
-        lake.flow(share)
-    in_memory = lake.check().document()
-    assert [row["expectation"] for row in in_memory["results"] if not row["success"]]
-    by_spark = SparkEngine(root_session, Lake(lake.settings.model_copy(update={"engine": "spark"})))
-    found = check(by_spark, lake.settings, lake.suites, NOW_MS, since=0).document()
-    pairs = zip(_without_examples(found), _without_examples(in_memory), strict=True)
-    assert [pair for pair in pairs if pair[0] != pair[1]] == []
-    assert found["ok"] is in_memory["ok"] is False
-    again = check(by_spark, lake.settings, lake.suites, NOW_MS)
-    assert {result.table for result in again.results} == {"progress"}, "nothing else is new"
 
 
 def test_rows_that_are_never_published_hold_no_check_of_the_sink_back(tmp_path: Path) -> None:
