@@ -5,6 +5,7 @@ came, in order of offset.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -203,27 +204,23 @@ def _read_sent_until(
     return sent_until
 
 
+@dataclass
 class _InputCheck:
     """Check of the dead letters that were records of one topic-partition.
 
     - `last`: the offset of the last one.
     """
 
-    def __init__(
-        self,
-        evidence: Evidence,
-        tp: TopicPartition,
-        table: str,
-        name: str,
-        report: Callable[[str, str], None],
-    ) -> None:
-        self.evidence = evidence
-        self.tp = tp
-        self.table = table
-        self.name = name
-        self.report = report
-        self.last = -1
-        self._is_late = table == tables.LATE
+    evidence: Evidence
+    tp: TopicPartition
+    table: str
+    name: str
+    report: Callable[[str, str], None]
+    last: int = -1
+
+    def __post_init__(self) -> None:
+        evidence, tp = self.evidence, self.tp
+        self._is_late = self.table == tables.LATE
         self._sent = [np.array([], np.int64)]
         own: list[Condition] = [("partition", "=", tp.partition)]
         since = evidence.cursor_of(tp).next_offset

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ def compared_columns(evidence: Evidence) -> list[str]:
     return silver.columns_but(*tables.CUT, *tables.JUDGED)
 
 
+@dataclass
 class PartitionCheck:
     """Check of one partition of a generation.
 
@@ -48,35 +50,22 @@ class PartitionCheck:
     - `erasing`: partitions, tenants and keys that `forget` has begun to erase.
     """
 
-    def __init__(
-        self,
-        evidence: Evidence,
-        number: int,
-        logs: Mapping[InputId, Log],
-        base: Base,
-        erasing: Set[tuple[int, str, str]],
-        report: Report,
-    ) -> None:
-        self.evidence = evidence
-        self.number = number
-        self.logs = logs
-        self.report = report
-        self.columns = compared_columns(evidence)
+    evidence: Evidence
+    number: int
+    logs: Mapping[InputId, Log]
+    base: Base
+    erasing: Set[tuple[int, str, str]]
+    report: Report
+
+    def __post_init__(self) -> None:
+        self.columns = compared_columns(self.evidence)
         self._key = itemgetter(self.columns.index("tenant"), self.columns.index("merge_key"))
-        self.history_batch = evidence.history_batch
-        merge = evidence.through[0][0].settings.merge
-        window = merge.window
-        rules = MergeRules(tuple(logs), window.gap_ms, window.max_ms, merge.tenant_max_lag_ms)
+        self.history_batch = self.evidence.history_batch
+        merge, logs = self.evidence.through[0][0].settings.merge, self.logs
+        rules = MergeRules(tuple(logs), *merge.window, merge.tenant_max_lag_ms)
         values = {input_id: log.values for input_id, log in logs.items()}
-        self.derived = Derivation(
-            rules,
-            number,
-            base,
-            self.columns,
-            values,
-            lambda i, offset: logs[i].kept(offset),
-        )
-        self._erasing = erasing
+        of_partition = rules, self.number, self.base, self.columns, values
+        self.derived = Derivation(*of_partition, lambda i, offset: logs[i].kept(offset))
         self._unequal: tuple[list[Row], list[Row]] = [], []
         """Rows that only silver has, and rows that only the model has."""
 
@@ -125,7 +114,7 @@ class PartitionCheck:
         names = self.evidence.settings.input_names
         for difference in compare(*self._unequal, self.columns, self._key):
             tenant, key = difference.key
-            if (self.number, *difference.key) in self._erasing:
+            if (self.number, *difference.key) in self.erasing:
                 continue
             here, model = (
                 self._described(side, names) for side in (difference.actual, difference.expected)

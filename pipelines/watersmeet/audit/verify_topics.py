@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -298,6 +298,7 @@ class TopicCheck:
             yield Message(offset, tail.seq, tail.place, event_time, content)
 
 
+@dataclass
 class MessageCheck:
     """Check of the rows of one partition by the user's expressions, and of their messages.
 
@@ -305,19 +306,14 @@ class MessageCheck:
     late record has opened is named by the first correction.
     """
 
-    def __init__(
-        self,
-        evidence: Evidence,
-        number: int,
-        topics: Sequence[TopicEnds],
-        corrected_keys: Collection[tuple[str, str]],
-        report: Report,
-    ) -> None:
-        self.evidence = evidence
-        self.number = number
-        self.report = report
-        self.topics = [TopicCheck(evidence, number, ends, report) for ends in topics]
-        self._corrected_keys = corrected_keys
+    evidence: Evidence
+    number: int
+    ends: Sequence[TopicEnds]
+    corrected_keys: Collection[tuple[str, str]]
+    report: Report
+
+    def __post_init__(self) -> None:
+        self.topics = [TopicCheck(self.evidence, self.number, e, self.report) for e in self.ends]
         # Of the generation that is looked at: late records of one correct no rows of another.
         self._generation: int | None = None
         self._had: dict[str, bool] = {}
@@ -378,7 +374,7 @@ class MessageCheck:
             own_id = message_id(self.number, time, key, tenant)
             if is_judged:
                 self._check_valid(at, place(self.number, key, time, tenant))
-            if (tenant, key) in self._corrected_keys:
+            if (tenant, key) in self.corrected_keys:
                 # Where a jump has closed it later, it was valid all the same.
                 self._had[own_id] = at["fault"] is None
             if valid and at["closed_at"] is not None and at["due"] is not None:
