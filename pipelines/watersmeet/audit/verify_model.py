@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
 from types import MappingProxyType
@@ -75,6 +75,7 @@ class Base(NamedTuple):
     corrected_keys: Collection[tuple[str, str]] | None = None
 
 
+@dataclass
 class Derivation:
     """The merge model of one partition.
 
@@ -86,15 +87,15 @@ class Derivation:
     - `kept`: returns what silver keeps of such a value.
     """
 
-    def __init__(
-        self,
-        rules: MergeRules,
-        partition: int,
-        base: Base,
-        columns: Sequence[str],
-        values: Mapping[InputId, dict[int, bytes]],
-        kept: Callable[[InputId, int], Any],
-    ) -> None:
+    rules: MergeRules
+    partition: int
+    base: Base
+    columns: Sequence[str]
+    values: Mapping[InputId, dict[int, bytes]]
+    kept: Callable[[InputId, int], Any]
+
+    def __post_init__(self) -> None:
+        rules, base = self.rules, self.base
         messages: dict[str, list[PublishedRecord]] = defaultdict(list)
         for key, event_time, due, closed_at, tenant in base.recovered:
             messages[key].append(PublishedRecord(event_time, due, closed_at, tenant))
@@ -104,10 +105,6 @@ class Derivation:
         self.corrections = PartitionCorrections(
             self.model, None, base.corrected_before, keys=base.corrected_keys
         )
-        self.partition = partition
-        self.columns = columns
-        self.values = values
-        self._kept = kept
         self._kept_before: dict[tuple[InputId, int], Any] = {}
         self.has_several = {
             source: len(of_source(rules.inputs, source)) > 1 for source in rules.sources
@@ -385,7 +382,7 @@ class Derivation:
 
     def _value(self, input_id: InputId, offset: int) -> Any:
         at = input_id, offset
-        return self._kept_before[at] if at in self._kept_before else self._kept(*at)
+        return self._kept_before[at] if at in self._kept_before else self.kept(*at)
 
 
 def _at_clock(input_id: InputId, clock: int) -> tuple[int, Record]:

@@ -49,15 +49,20 @@ class RowChecks:
         since = evidence.generation.from_batch
         first = max(evidence.history_batch + 1, since)
         begin = max(evidence.history_batch, since)
-        last, generation = evidence.last_batch, evidence.generation.number
+        last = evidence.last_batch
         holding = [*tables.statuses_of(tables.MERGED), *tables.statuses_of(tables.WAITING)]
         others = [*holding, *tables.statuses_of(tables.CORRECTIONS)]
         alone = (status for status in tables.STATUSES if status not in others)
-        self._names_of_all: dict[str, Any] = {"holding": tuple(holding), "alone": tuple(alone)}
-        self._names_of_all |= {"begin": begin, "first": first, "last": last}
-        self._names_of_all |= {"generation": generation}
         self._is_merged = last >= first
-        self._own = f"batch >= {first} AND batch <= {last}"
+        self._names_of_all = {
+            "own": f"batch >= {first} AND batch <= {last}",
+            "begin": begin,
+            "first": first,
+            "last": last,
+            "generation": evidence.generation.number,
+            "holding": tuple(holding),
+            "alone": tuple(alone),
+        }
         self.erasing = set[tuple[int, str, str]]()
 
     def check(self) -> None:
@@ -151,7 +156,7 @@ class RowChecks:
         return rows(self.evidence.reader, self._sql(query, **names))
 
     def _sql(self, query: str, **names: object) -> str:
-        return _QUERIES[query].format(own=self._own, **self._names_of_all, **names)
+        return _QUERIES[query].format(**self._names_of_all, **names)
 
     def _windows(self) -> str:
         # An epoch may start later than the clock at which it begins, by 1 ms for each before it.
