@@ -55,9 +55,9 @@ OPEN, MATCHED, SIZES, DURATIONS = (
 
 
 def report_of(folder: Path, sources: tuple[str, ...] = BOTH, **rows: list[Row]) -> Report:
-    """The report of a lake with a timeout of 100 ms and these tables."""
+    """The report of a lake with a timeout of 100 ms and these rows."""
     settings = settings_for(folder, sources)
-    write_tables(settings, rows)
+    write_tables(settings, {**dict.fromkeys(Lake(settings).layout, ()), **rows})
     return read(settings)
 
 

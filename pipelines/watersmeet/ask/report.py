@@ -83,7 +83,7 @@ class Report(NamedTuple):
 
 
 def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
-    """Return the report of the lake as it is now. A table that does not exist yet counts as empty.
+    """Return the report of the lake as it is now. One that has not begun counts as empty.
 
     Nothing is written.
     """
