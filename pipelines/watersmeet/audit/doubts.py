@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -84,9 +84,11 @@ complete.
 """
 
 _LAST_BATCHES: Final = (
-    "SELECT batch, count(*) AS n, min(event_time) AS first, max(event_time) AS last FROM merged "
+    "SELECT min(batch) AS since, sum(n) AS n, min(first) AS first, max(last) AS last FROM ("
+    "SELECT *, sum(n) OVER (ORDER BY batch DESC) - n AS later FROM (SELECT batch, count(*) AS n, "
+    "min(event_time) AS first, max(event_time) AS last FROM merged "
     f"WHERE {IS_FINISHED} AND batch > (SELECT max(batch) FROM merged) - {FINISHED} "
-    "GROUP BY batch ORDER BY batch DESC"
+    f"GROUP BY batch)) WHERE later < {FINISHED}"
 )
 
 _FIX_KEYS = (
@@ -176,18 +178,11 @@ def _last_finished(reader: TableReader, settings: Settings) -> list[list[Appeara
 
     None where too few have finished.
     """
-    count = 0
-    chosen = list[dict[str, Any]]()
-    for batch in rows(reader, _LAST_BATCHES):
-        chosen.append(batch)
-        count += batch["n"]
-        if count >= FINISHED:
-            break
-    if count < ENOUGH:
+    found = rows(reader, _LAST_BATCHES)
+    if not found or (count := found[0]["n"] or 0) < ENOUGH:
         return None
-    sample = "TRUE"
+    sample, first, last = "TRUE", found[0]["first"], found[0]["last"]
     if count > 10 * FINISHED:  # of a batch that finished many, those of short spans
-        first, last = min(b["first"] for b in chosen), max(b["last"] for b in chosen)
         step = (last - first) // SPANS + 1
         sample = f"(ms(event_time) - {first}) % {step} < {max(1, step * FINISHED // count)}"
     has_parts = ", ".join(
@@ -196,7 +191,7 @@ def _last_finished(reader: TableReader, settings: Settings) -> list[list[Appeara
     finished = rows(
         reader,
         f"SELECT `partition`, tenant, merge_key, event_time, last_event_time, {has_parts} "
-        f"FROM merged WHERE {IS_FINISHED} AND batch >= {chosen[-1]['batch']} AND {sample}",
+        f"FROM merged WHERE {IS_FINISHED} AND batch >= {found[0]['since']} AND {sample}",
     )
     names = ("partition", "tenant", "merge_key", "event_time", "last_event_time")
     return [
