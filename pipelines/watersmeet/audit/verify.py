@@ -220,7 +220,8 @@ def _check_once(
         return answer([_orphaned(topics)], [note]), snapshot
     layout = tables.layout(settings).values()
     if not all(snapshot.exists(table.name) for table in layout if not table.is_replaceable):
-        return answer([_missing_tables(snapshot, settings)]), snapshot
+        missing = _missing_tables(snapshot, settings)
+        return answer([missing if missing.problems else _orphaned(topics)]), snapshot
     check_identity(kept_facts(snapshot), {"partitions": str(partitions)})
     history = read_history(snapshot, settings)
     every = [entry.number for entry in history.generations]
