@@ -218,8 +218,8 @@ def _check_once(
     if generation is None and not has_lake(snapshot, settings):
         note = f"there is no lake at {Lake(settings).location}: nothing was checked"
         return answer([_orphaned(topics)], [note]), snapshot
-    layout = tables.layout(settings).values()
-    if not all(snapshot.exists(table.name) for table in layout if not table.is_replaceable):
+    lasting = [n for n, table in tables.layout(settings).items() if not table.is_replaceable]
+    if has_lake(snapshot, settings) and not all(map(snapshot.exists, lasting)):
         missing = _missing_tables(snapshot, settings)
         return answer([missing if missing.problems else _orphaned(topics)]), snapshot
     check_identity(kept_facts(snapshot), {"partitions": str(partitions)})
