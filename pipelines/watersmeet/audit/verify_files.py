@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 from watersmeet.audit.problems import Findings
 from watersmeet.lake.checksums import damaged_file, is_intact
 from watersmeet.lake.location import Lake
@@ -23,20 +20,13 @@ def damaged_files(reader: TableReader, settings: Settings) -> Findings:
         return findings
     for table in lake.layout:
         folder = lake.folder / table
-        for file in _with_checksums(folder):
+        for checksum in sorted(folder.rglob(".*.crc")):
+            file = checksum.with_name(checksum.name.removeprefix(".").removesuffix(".crc"))
+            if not file.exists() or is_intact(file):
+                continue
+            is_of_log = file.suffix != ".parquet" or LOG in file.parts
             # Spark may be about to write what no commit names yet.
-            if not is_intact(file) and (
-                file.suffix != ".parquet"
-                or LOG in file.parts
-                or reader.has_data_file(table, file.name)
-            ):
+            if is_of_log or reader.has_data_file(table, file.name):
                 problem = damaged_file(table, str(file.relative_to(folder))).problem
                 findings.add(problem.what, table, problem.fix)
     return findings
-
-
-def _with_checksums(folder: Path) -> Iterator[Path]:
-    for checksum in sorted(folder.rglob(".*.crc")):
-        file = checksum.with_name(checksum.name.removeprefix(".").removesuffix(".crc"))
-        if file.exists():
-            yield file
