@@ -60,6 +60,9 @@ class PartitionCheck:
     def __post_init__(self) -> None:
         self.columns = compared_columns(self.evidence)
         self._key = itemgetter(self.columns.index("tenant"), self.columns.index("merge_key"))
+        of_merged = views(self.evidence.settings)[tables.MERGED].schema.names
+        self._places = [name for name in EXCESS.names if name not in of_merged]
+        """Columns that say where a record is, which merge records lack."""
         self.history_batch = self.evidence.history_batch
         merge, logs = self.evidence.through[0][0].settings.merge, self.logs
         rules = MergeRules(tuple(logs), *merge.window, merge.tenant_max_lag_ms)
@@ -132,7 +135,7 @@ class PartitionCheck:
         """Compare rows of sampled keys with the model's. What is unequal is kept."""
         evidence = self.evidence
         is_sampled = pa.array(map(evidence.is_sampled, rows["merge_key"].to_pylist()), pa.bool_())
-        for_model = _for_model(rows.filter(is_sampled), _places(evidence))
+        for_model = _for_model(rows.filter(is_sampled), self._places)
         actual: Iterable[Row] = as_rows(for_model, self.columns)
         if evidence.following is not None:
             actual, expected = (map(self._as_ended, side) for side in (actual, expected))
@@ -148,7 +151,7 @@ class PartitionCheck:
         values = dict(zip(self.columns, row, strict=True))
         status = values["status"]
         if status in tables.UNFINISHED:  # it loses what tells that it may still change
-            values |= dict.fromkeys([*DUE.names, *_places(self.evidence), "position"])
+            values |= dict.fromkeys([*DUE.names, *self._places, "position"])
         elif status != "timed_out" or not self.evidence.is_unpublished(
             MERGED, self.number, MERGED.place(values)
         ):
@@ -185,12 +188,6 @@ class PartitionCheck:
             state = f"{row['status']} although {clock_name} is {clock}"
             what = f"the row is {state}, and it {what}"
             self.report["rows of silver"].add(what, place_of({**row, "partition": self.number}))
-
-
-def _places(evidence: Evidence) -> list[str]:
-    """Return the columns of records, not merge records, that say where one is."""
-    of_merged = views(evidence.settings)[tables.MERGED].schema.names
-    return [name for name in EXCESS.names if name not in of_merged]
 
 
 def _for_model(rows: pa.Table, places: Sequence[str]) -> pa.Table:
