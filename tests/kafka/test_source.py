@@ -1,67 +1,72 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.topics import create_topics, produce
-from watersmeet.core.reading import KAFKA
+from watersmeet.core.inputs import InputId
+from watersmeet.core.reading import KAFKA, ReadingRules
 from watersmeet.core.types import columns_ddl
+from watersmeet.engine import KafkaInput
+from watersmeet.engine.tasks import FromKafka
 from watersmeet.errors import is_retriable, root_cause
 from watersmeet.kafka.reading import Range, share, split_ranges
-from watersmeet.kafka.source import DecodedTopic, kafka_source, register
 from watersmeet.settings import KafkaSettings
 
 SECRET = "hunter2!secret"
-DEADLINE_S = 60
-SCHEMA = columns_ddl(KAFKA)
+RULES = ReadingRules(event_times=(), max_future_ms=0)
 
 
-def as_they_are(batch: pa.RecordBatch) -> pa.Table:
-    return pa.Table.from_batches([batch])
+@dataclass(frozen=True)
+class AsTheyAre(KafkaInput):
+    fails: bool = False
+
+    def decode(self, batch: pa.RecordBatch) -> pa.Table:
+        if self.fails:
+            raise ValueError(f"a defect at {batch['offset'][0]}")
+        return pa.Table.from_batches([batch])
+
+
+def read(spark: SparkSession, source: KafkaInput, ranges: Sequence[Range]) -> DataFrame:
+    tasks = spark.range(0, len(ranges), 1, len(ranges))
+    return tasks.mapInArrow(FromKafka(source, ranges, KAFKA), columns_ddl(KAFKA))
 
 
 @pytest.fixture
-def decoded(kafka: str) -> Callable[..., DecodedTopic]:
-    def made(options: dict[str, str] | None = None, **other: Any) -> DecodedTopic:
-        settings = KafkaSettings(bootstrap_servers=kafka, options=options or {})
-        return DecodedTopic(**{"kafka": settings, "decode": as_they_are, "schema": SCHEMA, **other})
+def as_they_are(kafka: str, topic: str) -> Callable[..., KafkaInput]:
+    def made(
+        servers: str = kafka, options: dict[str, str] | None = None, *, fails: bool = False
+    ) -> KafkaInput:
+        settings = KafkaSettings(bootstrap_servers=servers, options=options or {})
+        return AsTheyAre(InputId("orders", topic), settings, RULES, fails=fails)
 
     return made
-
-
-def fail(batch: pa.RecordBatch) -> pa.Table:
-    raise ValueError(f"a defect at {batch['offset'][0]}")
 
 
 @pytest.mark.long
 def test_an_error_is_recognised_on_the_driver_wherever_it_happens(
     kafka: str,
     root_session: SparkSession,
-    decoded: Callable[..., DecodedTopic],
+    as_they_are: Callable[..., KafkaInput],
     topic: str,
 ) -> None:
     create_topics(kafka, topic, partitions=1)
     produce(kafka, topic, [(0, b"x")])
 
-    def in_a_worker(decoded: DecodedTopic, since: int, match: str) -> Exception:
-        ranges = kafka_source(f"ranges_{topic}", decoded, [Range(topic, 0, since, since + 1)])
+    def in_a_worker(source: KafkaInput, since: int, match: str) -> Exception:
         with pytest.raises(Exception, match=match) as caught:
-            root_session.read.format(register(root_session, ranges)).load().collect()
+            read(root_session, source, [Range(topic, 0, since, since + 1)]).collect()
         return caught.value
 
-    beyond = in_a_worker(decoded(), 5, r"watersmeet\.errors")
+    beyond = in_a_worker(as_they_are(), 5, r"watersmeet\.errors")
     assert root_cause(beyond).startswith(f"{topic}[0] ends at offset 1, and 5 is to be read next")
-    assert not is_retriable(in_a_worker(decoded(decode=fail), 0, "a defect at 0"))
-    away = in_a_worker(
-        decoded(kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), timeout_s=1.0),
-        0,
-        r"watersmeet\.errors",
-    )
+    assert not is_retriable(in_a_worker(as_they_are(fails=True), 0, "a defect at 0"))
+    away = in_a_worker(as_they_are("127.0.0.1:1"), 0, r"watersmeet\.errors")
     assert is_retriable(away)
     assert root_cause(away).startswith("no Kafka broker answers at 127.0.0.1:1 (")
 
@@ -70,17 +75,15 @@ def test_an_error_is_recognised_on_the_driver_wherever_it_happens(
 def test_ranges_are_read_as_a_batch_by_several_tasks_and_no_secret_shows(
     kafka: str,
     root_session: SparkSession,
-    decoded: Callable[..., DecodedTopic],
+    as_they_are: Callable[..., KafkaInput],
     topic: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     create_topics(kafka, topic, partitions=2)
     produce(kafka, topic, [(0, b"%d" % i) for i in range(45_000)] + [(1, b"x")] * 3)
     ranges = [Range(topic, 0, 0, 45_000), Range(topic, 1, 1, 2), Range(topic, 1, 2, 2)]
-    source = kafka_source(
-        f"ranges_{topic}", decoded({"sasl.password": SECRET}, parallelism=2), ranges
-    )
-    rows = root_session.read.format(register(root_session, source)).load()
+    source = as_they_are(options={"sasl.password": SECRET})
+    rows = read(root_session, source, split_ranges(ranges, 2))
     found = rows.selectExpr("spark_partition_id() AS task", "partition", "offset").toArrow()
     assert sorted(
         zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)

@@ -312,7 +312,6 @@ def test_spark_is_imported_only_by_what_works_with_it(package: Package) -> None:
         "engine.checks",
         "engine.expressions",
         "engine.jvm",
-        "kafka.source",
         "lake.by_spark",
     }
     above = {"live", "quality", "run", "dev.demo"}

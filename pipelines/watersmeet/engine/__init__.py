@@ -8,7 +8,6 @@ the next and never looks inside.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -117,12 +116,6 @@ class KafkaInput:
             Range(self.input.topic, p, *offsets, self.leader_epochs.get(p))
             for p, offsets in sorted(ranges.items())
         ]
-
-    @property
-    def identifier(self) -> str:
-        """The input, spelled with letters, digits and underscores alone."""
-        text = "/".join(self.input)
-        return re.sub("[^A-Za-z0-9_]", lambda character: f"_{ord(character[0]):x}_", text)
 
 
 @dataclass(frozen=True)

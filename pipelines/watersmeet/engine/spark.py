@@ -56,6 +56,7 @@ from watersmeet.engine.tasks import (
     FAILURE,
     FILE,
     INPUT,
+    FromKafka,
     FromTables,
     NewFiles,
     RowsToFiles,
@@ -64,7 +65,6 @@ from watersmeet.engine.tasks import (
     called_in_chunks,
 )
 from watersmeet.kafka.reading import split_ranges
-from watersmeet.kafka.source import DecodedTopic, kafka_source, register
 from watersmeet.kafka.workers import FEW_OFFSETS
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
@@ -137,11 +137,15 @@ class SparkEngine(Polling, SparkWriter):
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
     ) -> tuple[DataFrame, dict[int, int]]:
         """See `Engine.read_kafka`. The workers hand on what they read, and hold a part of it."""
-        schema = columns_ddl(self.lake.schema(tables.bronze(source.input.source)))
-        topic = DecodedTopic(source.kafka, source.decode, schema, self._tasks)
-        kafka = kafka_source(f"watersmeet_{source.identifier}", topic, source.offset_ranges(ranges))
-        rows = self.spark.read.format(register(self.spark, kafka)).load()
+        parts = split_ranges(source.offset_ranges(ranges), self._tasks)
+        schema = self.lake.schema(tables.bronze(source.input.source))
+        rows = self._range(len(parts)).mapInArrow(
+            FromKafka(source, parts, schema), self._type(schema)
+        )
         return rows, {p: until for p, (_, until) in ranges.items()}
+
+    def _range(self, tasks: int) -> DataFrame:
+        return self.spark.range(0, tasks, 1, max(1, tasks))
 
     @contextmanager
     def taken(
@@ -162,8 +166,7 @@ class SparkEngine(Polling, SparkWriter):
             return
         parts = split_ranges(source.offset_ranges(ranges), self._tasks)
         tasks = ToFiles(self.lake, self._id, source, parts, summary, self._new_files())
-        numbers = self.spark.range(0, len(parts), 1, len(parts))
-        with self._writing(writer, table, tasks, numbers) as (files, groups):
+        with self._writing(writer, table, tasks, self._range(len(parts))) as (files, groups):
             reached = {p: until for p, (_, until) in ranges.items()}
             yield Taken(files, groups.drop_columns([FILE.name, FAILURE.name]), reached)
 
@@ -177,13 +180,13 @@ class SparkEngine(Polling, SparkWriter):
         # Unless a commit was to name the files that tasks write, they are deleted.
         files = WrittenFiles(writer, [])
         try:
-            told = rows.mapInArrow(tasks, self._type(tasks.schema)).toArrow()
-            for failure in told[FAILURE.name].drop_null().to_pylist():
+            described = rows.mapInArrow(tasks, self._type(tasks.schema)).toArrow()
+            for failure in described[FAILURE.name].drop_null().to_pylist():
                 raise PythonException(failure)
-            entries = told[FILE.name].unique().to_pylist()
+            entries = described[FILE.name].unique().to_pylist()
             files.entries = [AddAction(**json.loads(entry)) for entry in entries]
             files.check(table)
-            yield files, told
+            yield files, described
         finally:
             if not files.are_offered:
                 with suppress(Exception):  # vacuum comes later; this must not hide what failed
@@ -229,7 +232,7 @@ class SparkEngine(Polling, SparkWriter):
             for rows in inputs
         ]
         tasks = FromTables(self.lake, self._id, function, read, groups, schema)
-        return self.spark.range(0, count, 1, count).mapInArrow(tasks, self._type(schema))
+        return self._range(count).mapInArrow(tasks, self._type(schema))
 
     def _has_large(self, *inputs: Input) -> bool:
         name = RECORD_BYTES.name
@@ -317,12 +320,10 @@ class SparkEngine(Polling, SparkWriter):
     ) -> None:
         """See `Engine.append`. Where delta-rs can write the table, it makes the commit."""
         by_delta_rs = self._by_delta_rs(table)
-        if by_delta_rs is None:
-            super().append(table, rows, commit, following)
-        elif isinstance(rows, pa.Table | WrittenFiles):
+        if by_delta_rs is not None and isinstance(rows, pa.Table | WrittenFiles):
             with self.changing(table):
                 by_delta_rs.append(table, rows, commit, following)
-        elif by_delta_rs.takes_files(table):
+        elif by_delta_rs is not None and by_delta_rs.takes_files(table):
             tasks = RowsToFiles(self.lake, self._id, table, self._new_files())
             with self.followed(rows, following) as every:
                 every = every.select(*self.lake.schema(table).names)
@@ -472,16 +473,13 @@ class _Query:
 
     @property
     def is_active(self) -> bool:
-        """True while the query runs."""
         return self._query.isActive
 
     @property
     def failure(self) -> Exception | None:
-        """The error that ended the query; None where nothing went wrong."""
         return self._query.exception()
 
     def stop(self) -> None:
-        """Stop the query; return once it has ended."""
         self._query.stop()
 
 

@@ -40,6 +40,25 @@ INPUT = "input"
 
 
 @dataclass(frozen=True)
+class FromKafka:
+    """`Engine.read_kafka` as a function for mapInArrow, whose rows are the numbers of ranges.
+
+    What opens Kafka is in this object, and so neither in a plan nor in a command line.
+    """
+
+    source: KafkaInput
+    ranges: Sequence[Range]
+    schema: pa.Schema
+
+    def __call__(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run in a Python worker of Spark: yield the records of each range."""
+        leave_imports_alone()
+        for number in _numbers(tasks):
+            for batch in read_range(self.source.kafka, self.ranges[number]):
+                yield from _chunks(self.source.decode(batch), self.schema)
+
+
+@dataclass(frozen=True)
 class FromTables:
     """`Engine.from_tables` as a function for mapInArrow, whose rows are the numbers of tasks.
 
@@ -56,7 +75,7 @@ class FromTables:
     def __call__(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run in a Python worker of Spark: yield the rows of each task."""
         engine = _engine(self.lake, self.engine_id)
-        for number in (number for task in tasks for number in task["id"].to_pylist()):
+        for number in _numbers(tasks):
             partitions = self.groups[number]
             numbers = pa.array(partitions, pa.int32())
             inputs = [
@@ -124,7 +143,7 @@ class ToFiles:
 
     def _groups(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         engine = _engine(self.lake, self.engine_id)
-        for number in (number for task in tasks for number in task["id"].to_pylist()):
+        for number in _numbers(tasks):
             groups = list[pa.Table]()
             chunks = self._row_groups(self.ranges[number], engine, groups)
             added = engine.write_file(self._table, chunks, self.files.prefix)
@@ -295,6 +314,10 @@ def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
         chunk = [table.slice(until)]
     if chunk:
         yield pa.concat_tables(chunk)
+
+
+def _numbers(tasks: Iterator[pa.RecordBatch]) -> Iterator[int]:
+    return (number for task in tasks for number in task["id"].to_pylist())
 
 
 def _chunks(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
