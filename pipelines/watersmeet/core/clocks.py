@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from watersmeet.core.plan import (
     Available,
     BatchPlan,
     Cursor,
-    OffsetRange,
     Rules,
     TopicPartition,
     by_topic_partition,
@@ -32,48 +31,6 @@ Idle = Mapping[TopicPartition, Sequence[IdleDecision]]
 """The idle policy's decisions by topic-partition."""
 
 
-class Clocks(Protocol):
-    """The clocks of some partitions as a batch moves them; all times are epoch ms."""
-
-    def positioned(self, records: pa.Table) -> Positioned:
-        """Return the batch's records with a key, each with its position."""
-        ...
-
-    def at(self, partitions: Int64s, tenants: pa.ChunkedArray) -> Int64s:
-        """Return the clock of each of these rows after the batch; `NULL_TIME` where none is."""
-        ...
-
-    def waits(self, records: Positioned) -> Booleans:
-        """Return True for each record that was read, and that its clock has not reached yet."""
-        ...
-
-    def last_open(self, partitions: Int64s, tenants: pa.ChunkedArray, due: Int64s) -> Int64s:
-        """Return the last clock of the partition at which rows that have timed out were open.
-
-        `due`: the last moment at which each can be joined.
-        """
-        ...
-
-    def may_have_late(self, records: pa.Table, rules: Rules) -> bool:
-        """Return True where there may be late records that the plan of the batch has not seen.
-
-        `records`: those that the clocks were made of.
-        """
-        ...
-
-    def heads(self) -> pa.Table:
-        """Return what the batch leaves to the next one (`core.tenants.HEADS`)."""
-        ...
-
-    def cuts(self) -> dict[TopicPartition, Cut]:
-        """Return the cuts of tenants' clocks that the batch has moved."""
-        ...
-
-    def ahead(self) -> dict[int, tuple[tuple[str, int], ...]]:
-        """Return by partition each tenant whose position is beyond that of an unknown tenant."""
-        ...
-
-
 class Lookahead(NamedTuple):
     """The needs of the clocks beside the records of a batch's ranges."""
 
@@ -83,13 +40,9 @@ class Lookahead(NamedTuple):
     """Number of offsets after each range."""
 
 
-_SHARED = Lookahead()
-_PER_TENANT = Lookahead(("tenant",), 1)
-
-
 def lookahead(rules: Rules) -> Lookahead:
     """Return what the clocks by these rules need of bronze."""
-    return _SHARED if rules.lag_ms is None else _PER_TENANT
+    return Lookahead() if rules.lag_ms is None else Lookahead(("tenant",), 1)
 
 
 def clocks_of(
@@ -113,13 +66,16 @@ def clocks_of(
 
 @dataclass(frozen=True)
 class SharedClock:
-    """The clock that all records of a partition share: the smallest head of its sources."""
+    """The clock that all records of a partition share: the smallest head of its sources.
+
+    What its methods return is what `TenantClocks` return, too; all times are epoch ms.
+    """
 
     plan: BatchPlan
     idle: Idle
 
     def positioned(self, records: pa.Table) -> Positioned:
-        """See `Clocks.positioned`.
+        """Return the batch's records with a key, each with its position.
 
         Positions need every record of the ranges, also heartbeats, and the idle decisions.
         """
@@ -132,9 +88,11 @@ class SharedClock:
             if (done := self.plan.ranges.get(tp)) is not None:
                 is_in = (offsets[rows] >= done.from_offset) & (offsets[rows] < done.until_offset)
                 rows = rows[is_in & (times[rows] != NULL_TIME)]
-                available = Available(offsets[rows], times[rows])
+                decisions = done.idle_decisions_in(self.idle.get(tp, ()))
+                available = Available(offsets[rows], times[rows]).with_idle(decisions)
+                at = positions_of(Cursor(done.from_offset, done.position_before), available)
                 taken.append(rows)
-                positions.append(_positions(available, done, self.idle.get(tp, ())))
+                positions.append(at if available.is_idle is None else at[~available.is_idle])
         numbers = np.concatenate(taken)
         is_keyed = ~records["heartbeat"].to_numpy()[numbers]
         numbers = numbers[is_keyed]
@@ -143,12 +101,12 @@ class SharedClock:
         )
 
     def at(self, partitions: Int64s, tenants: pa.ChunkedArray) -> Int64s:  # noqa: ARG002
-        """See `Clocks.at`."""
+        """Return the clock of each of these rows after the batch; `NULL_TIME` where none is."""
         return looked_up(partitions, self.plan.clocks, NULL_TIME)
 
     def waits(self, records: Positioned) -> Booleans:
-        """See `Clocks.waits`. A record is read once the clock has reached it."""
-        return np.zeros(len(records.times), np.bool_)
+        """Return True for each record that was read, and that its clock has not reached yet."""
+        return np.zeros(len(records.times), np.bool_)  # the clock has reached all that are read
 
     def last_open(
         self,
@@ -156,33 +114,31 @@ class SharedClock:
         tenants: pa.ChunkedArray,  # noqa: ARG002
         due: Int64s,
     ) -> Int64s:
-        """See `Clocks.last_open`."""
+        """Return the last clock of the partition at which rows that have timed out were open.
+
+        `due`: the last moment at which each can be joined.
+        """
         return due
 
     def may_have_late(self, records: pa.Table, rules: Rules) -> bool:  # noqa: ARG002
-        """See `Clocks.may_have_late`. The plan has seen every position."""
-        return False
+        """Return True where there may be late records that the plan of the batch has not seen.
+
+        `records`: those that the clocks were made of.
+        """
+        return False  # the plan has seen every position
 
     def heads(self) -> pa.Table:
-        """See `Clocks.heads`. The plan has all that the next one needs."""
+        """Return what the batch leaves to the next one (`core.tenants.HEADS`)."""
         return HEADS.empty_table()
 
     def cuts(self) -> dict[TopicPartition, Cut]:
-        """See `Clocks.cuts`."""
+        """Return the cuts of tenants' clocks that the batch has moved."""
         return {}
 
     def ahead(self) -> dict[int, tuple[tuple[str, int], ...]]:
-        """See `Clocks.ahead`."""
+        """Return by partition each tenant whose position is beyond that of an unknown tenant."""
         return {}
 
 
-def _positions(records: Available, done: OffsetRange, decisions: Sequence[IdleDecision]) -> Int64s:
-    """Return the running maximum of event time along a range, from the position before it on."""
-    decided = [
-        decision
-        for decision in decisions
-        if done.from_offset <= decision.after_offset + 1 < done.until_offset
-    ]
-    rows = records.with_idle(decided)
-    positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
-    return positions if rows.is_idle is None else positions[~rows.is_idle]
+Clocks: TypeAlias = SharedClock | TenantClocks
+"""The clocks of some partitions as a batch moves them."""

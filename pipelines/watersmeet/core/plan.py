@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -60,9 +61,6 @@ class End(NamedTuple):
     """The exclusive end offset."""
     head: int | None
     """The head (ms) then, whose record may still have been waiting."""
-
-
-NOTHING: Mapping[TopicPartition, int] = {}
 
 
 class Available(NamedTuple):
@@ -125,9 +123,6 @@ class Cursor:
         return is_before and self.position is not None and decision.event_time <= self.position
 
 
-NO_HORIZONS: Mapping[tuple[int, str], int] = {}
-
-
 @dataclass(frozen=True)
 class Rules:
     """The times (ms) by which a record is late, joins, and times out, and how much may join.
@@ -149,7 +144,7 @@ class Rules:
     """
     lag_ms: int | None = None
     """Maximum by which a tenant's clock may be behind the global clock; None without tenants."""
-    tenant_horizons: Mapping[tuple[int, str], int] = field(default_factory=lambda: NO_HORIZONS)
+    tenant_horizons: Mapping[tuple[int, str], int] = field(default_factory=dict)
     """The horizon by partition and tenant, where it is not that of all others."""
     since: Mapping[int, int] = field(default_factory=dict)
     """The first tenant position that counts after a lost lake with tenants, by partition.
@@ -164,16 +159,19 @@ class Rules:
         """What decides when merge records close."""
         return Closing(self.window.gap_ms, self.window.longest_ms, self.lag_ms or 0)
 
-    def late_before(self, partitions: Int64s, positions: Int64s) -> Int64s:
-        """Return per record the event time (ms) before which it is late, whatever its tenant."""
-        horizons = looked_up(partitions, self.horizons, NULL_TIME)
-        return np.maximum(positions - self.window.gap_ms, horizons)
+    def late_before(
+        self, partitions: Int64s, positions: Int64s, tenants: pa.ChunkedArray | None = None
+    ) -> Int64s:
+        """Return per record the event time (ms) before which it is late.
 
-    def tenant_floor(self, partitions: Int64s, tenants: pa.ChunkedArray) -> Int64s:
-        """Return per record its tenant's own horizon (ms), `NULL_TIME` where it has none."""
-        places = zip(partitions.tolist(), tenants.to_pylist(), strict=True)
-        horizons = [self.tenant_horizons.get(place, NULL_TIME) for place in places]
-        return np.array(horizons, np.int64)
+        Without `tenants`, that is the one before which it is late whatever its tenant.
+        """
+        horizons = looked_up(partitions, self.horizons, NULL_TIME)
+        if tenants is not None and self.tenant_horizons:
+            places = zip(partitions.tolist(), tenants.to_pylist(), strict=True)
+            own = [self.tenant_horizons.get(place, NULL_TIME) for place in places]
+            horizons = np.maximum(horizons, np.array(own, np.int64))
+        return np.maximum(positions - self.window.gap_ms, horizons)
 
     def due(self, first: Int64s, last: Int64s) -> Int64s:
         """Return the last moment (ms) at which merge records with these event times can be joined.
@@ -267,7 +265,7 @@ def plan_batch(
     available: Mapping[TopicPartition, Available],
     clocks_before: Mapping[int, int],
     rules: Rules,
-    heads_beyond: Mapping[TopicPartition, int] = NOTHING,
+    heads_beyond: Mapping[TopicPartition, int] = MappingProxyType({}),
     *,
     begins_epoch: bool = False,
 ) -> BatchPlan | None:

@@ -65,9 +65,7 @@ class Positioned(NamedTuple):
     def is_late(self, rules: Rules) -> Booleans:
         """Return True for each record that is late (rule 3)."""
         partitions = int64s(self.rows["partition"])
-        oldest = rules.late_before(partitions, self.positions)
-        if rules.tenant_horizons:
-            oldest = np.maximum(oldest, rules.tenant_floor(partitions, self.rows["tenant"]))
+        oldest = rules.late_before(partitions, self.positions, self.rows["tenant"])
         return np.asarray(self.times < oldest, np.bool_)
 
     def is_passed_over(self, rules: Rules, out: Mapping[TopicPartition, Int64s]) -> Booleans:

@@ -155,23 +155,21 @@ class TenantClocks:
         return cls(plan, positions, names, timelines)
 
     def positioned(self, records: pa.Table) -> Positioned:
-        """See `core.clocks.Clocks.positioned`. The clocks must have been made of these records."""
+        """See `core.clocks.SharedClock`. The clocks must have been made of these records."""
         is_keyed = ~records["heartbeat"].to_numpy()
         numbers = np.flatnonzero((self.positions != NULL_TIME) & is_keyed)
         times = times_ms(records["event_time"])[numbers]
         return Positioned(records.take(pa.array(numbers)), times, self.positions[numbers])
 
     def waits(self, records: Positioned) -> Booleans:
-        """See `core.clocks.Clocks.waits`."""
+        """See `core.clocks.SharedClock`."""
         clocks = self.at(int64s(records.rows["partition"]), records.rows["tenant"])
         return np.asarray(records.positions > clocks, np.bool_)
 
     def may_have_late(self, records: pa.Table, rules: Rules) -> bool:
-        """See `core.clocks.Clocks.may_have_late`. Heartbeats count, too."""
+        """See `core.clocks.SharedClock`. Heartbeats count, too."""
         partitions = int64s(records["partition"])
-        oldest = rules.late_before(partitions, self.positions)
-        if rules.tenant_horizons:
-            oldest = np.maximum(oldest, rules.tenant_floor(partitions, records["tenant"]))
+        oldest = rules.late_before(partitions, self.positions, records["tenant"])
         is_late = (self.positions != NULL_TIME) & (_times(records["event_time"]) < oldest)
         is_late &= self.positions >= looked_up(partitions, rules.since, NULL_TIME)
         return bool(is_late.any())
@@ -235,8 +233,12 @@ class TenantClocks:
 
     def cuts(self) -> dict[TopicPartition, Cut]:
         """Return the cuts after the batch that are others than before."""
-        timelines = (each for own in self._timelines.values() for each in own)
-        return {each.tp: each.end_of_cut() for each in timelines if each.cut is not None}
+        return {
+            each.tp: Cut(int(each.ends[each.cut]), int(each.positions[each.cut]))
+            for timelines in self._timelines.values()
+            for each in timelines
+            if each.cut is not None
+        }
 
     def heads(self) -> pa.Table:
         """Return what the batch leaves to the next one (`HEADS`)."""
@@ -280,10 +282,6 @@ class _Records(NamedTuple):
     times: Int64s
     tenants: Int64s
 
-    def first(self, count: int) -> _Records:
-        """Return the first `count` records."""
-        return _Records(self.offsets[:count], self.times[:count], self.tenants[:count])
-
 
 class _Decided(NamedTuple):
     """Decisions of the idle policy about a topic-partition, in order.
@@ -304,16 +302,13 @@ class _Decided(NamedTuple):
         """Return decisions as columns; `tenants` has the number of each tenant."""
         offsets = [decision.after_offset + 1 for decision in decisions]
         times = [decision.event_time for decision in decisions]
-        numbers = []
-        tenant_numbers = []
-        tenant_times = []
-        for number, decision in enumerate(decisions):
-            for tenant, time in decision.tenant_times:
-                numbers.append(number)
-                tenant_numbers.append(tenants[tenant])
-                tenant_times.append(time)
-        columns = (offsets, times, numbers, tenant_numbers, tenant_times)
-        return cls(*(np.array(column, np.int64) for column in columns))
+        of_tenants = [
+            (number, tenants[tenant], time)
+            for number, decision in enumerate(decisions)
+            for tenant, time in decision.tenant_times
+        ]
+        columns = np.array(of_tenants, np.int64).reshape(-1, 3).T
+        return cls(np.array(offsets, np.int64), np.array(times, np.int64), *columns)
 
 
 @dataclass(frozen=True)
@@ -365,7 +360,8 @@ class _PartitionTimeline:
         # head alone says so: it has the decisions that are there.
         is_reached = done.position is not None and done.position >= clock
         if is_reached or (done.head is not None and done.head <= clock):
-            records = records.first(int(np.searchsorted(records.offsets, done.until_offset)))
+            behind = int(np.searchsorted(records.offsets, done.until_offset))
+            records = _Records(*(column[:behind] for column in records))
         count = len(decided.offsets)
         all_offsets = np.concatenate([decided.offsets, records.offsets])
         all_times = np.concatenate([decided.times, records.times])
@@ -433,11 +429,9 @@ class _PartitionTimeline:
         return np.asarray(np.maximum.accumulate(maxima), np.int64)
 
     def at_cut(self, tenants: Int64s, count: int) -> Int64s:
-        """Return the positions of tenants at the end of the cut."""
         return self._positions(tenants, self._own_at_cut(count), self.cut or 0)
 
     def at_end(self, tenants: Int64s, count: int) -> Int64s:
-        """Return the positions of tenants after all rows."""
         return self._positions(tenants, _last(self.numbers, self.rises, count), -1)
 
     def _positions(self, tenants: Int64s, own: Int64s, row: int) -> Int64s:
@@ -488,11 +482,6 @@ class _PartitionTimeline:
         kept = np.flatnonzero((own != NULL_TIME) | (at_cut != NULL_TIME))
         numbers = np.where(kept == count + 1, _ALL, kept)
         return numbers, own[kept], at_cut[kept]
-
-    def end_of_cut(self) -> Cut:
-        """Return the end of a cut that was not passed before."""
-        row = self.cut or 0
-        return Cut(int(self.ends[row]), int(self.positions[row]))
 
     def _own_at_cut(self, count: int) -> Int64s:
         """Return by tenant its own largest event time at the end of the cut.
