@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.columns import int64s, row_values
-from watersmeet.core.headers import REDRIVEN, header_json
+from watersmeet.core.headers import REDRIVEN, Natural, header_json
 from watersmeet.core.reading import record_bytes
-from watersmeet.core.sequence import LIFE
+from watersmeet.core.sequence import LIFE, MESSAGES
 from watersmeet.core.types import HEADERS
 
 REASON = "watersmeet.reason"
@@ -31,17 +32,6 @@ VALUE_BYTES = "watersmeet.value_bytes"
 
 LATE = "late"
 """Reason of a late record. A refused one has the reason of its refusal."""
-
-LETTERS: Final = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("key", pa.binary()),
-        ("value", pa.large_binary()),
-        ("timestamp", pa.int64()),
-        ("headers", HEADERS),
-    ]
-)
-"""The columns of dead letters as sent. `timestamp` is in epoch ms, 0 where the record had none."""
 
 CODEC: Final = "zstd"
 """Compression codec of records that are sent once more."""
@@ -70,7 +60,7 @@ SentOffsets: TypeAlias = Mapping[int, Mapping[str, int]]
 def dead_letter_messages(
     rows: pa.Table, after: SentOffsets, room: Room | None = None, life: str = ""
 ) -> pa.Table:
-    """Return the dead letters (`LETTERS`) of some records, by (partition, source, offset).
+    """Return the dead letters (`MESSAGES`) of some records, by (partition, source, offset).
 
     `rows`: source, topic, partition, offset, kafka_timestamp (ms), key, value, headers and reason.
     A dead letter has the record's own headers, then those that say why it is there, where it was,
@@ -101,7 +91,7 @@ def dead_letter_messages(
         "timestamp": pc.max_element_wise(rows["kafka_timestamp"], 0),
         "headers": pa.array(headers, HEADERS),
     }
-    return pa.table(columns).cast(LETTERS)
+    return pa.table(columns).cast(MESSAGES)
 
 
 def _within_room(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
@@ -147,18 +137,13 @@ def next_offsets(headers: Mapping[str, Any]) -> dict[str, int]:
 def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
     """Return a header that is a JSON object of natural numbers; raises ValueError otherwise."""
     try:
-        numbers = header_json(headers[header])
+        return msgspec.convert(header_json(headers[header]), dict[str, Natural])
     except (KeyError, TypeError, ValueError):
-        numbers = None
-    if not isinstance(numbers, dict) or not all(
-        type(number) is int and 0 <= number < 2**63 for number in numbers.values()
-    ):
-        raise ValueError(f"{header} is no object of whole numbers")
-    return numbers
+        raise ValueError(f"{header} is no object of whole numbers") from None
 
 
 def redrive_messages(rows: pa.Table) -> pa.Table:
-    """Return the messages (`LETTERS`) that send refused records to their source again, in order.
+    """Return the messages (`MESSAGES`) that send refused records to their source again, in order.
 
     `rows`: topic, partition, offset, key, value and headers of each record. A record keeps its
     headers, and gets one that says which refused record it was; its timestamp is that of sending.
@@ -171,4 +156,4 @@ def redrive_messages(rows: pa.Table) -> pa.Table:
         **{name: rows[name] for name in ("partition", "key", "value")},
         "timestamp": pa.repeat(0, rows.num_rows),
     }
-    return pa.table({**columns, "headers": pa.array(headers, HEADERS)}).cast(LETTERS)
+    return pa.table({**columns, "headers": pa.array(headers, HEADERS)}).cast(MESSAGES)

@@ -8,9 +8,13 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
+import msgspec
 import orjson
+
+Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number that fits into a column, and is not below 0."""
 
 MAX_HEADER_BYTES: Final = 2**20
 """Maximum size of a header that is read, unpacked: a few kB of zlib may be as many MB."""

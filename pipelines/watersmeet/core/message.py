@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from watersmeet.core.columns import Booleans, Int64s, lengths
 from watersmeet.core.inputs import InputId
 from watersmeet.core.types import NO_TENANT
-from watersmeet.core.values import concatenated, joined, json_texts, largest_sizes, sizes, sums
+from watersmeet.core.values import concatenated, joined, json_texts, largest_sizes, sums
 
 HEADER_BYTES: Final = 200
 """Maximum bytes of a message's headers beside a key and a tenant: names, numbers and times."""
@@ -77,7 +77,7 @@ def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.Boolea
         exceeding = _largest_sizes(batch, sources) + beside > max_bytes
         if any(pa.types.is_struct(_values(batch, source).type) for source in sources):
             for row in np.flatnonzero(exceeding):  # one at a time: they are few, and large
-                size = sizes(_objects(batch.slice(row, 1), sources))[0]
+                size = lengths(_objects(batch.slice(row, 1), sources))[0]
                 exceeding[row] = size + beside[row] > max_bytes
         flags.append(exceeding)
     return pa.array(np.concatenate(flags))
@@ -126,11 +126,11 @@ def _values(rows: pa.RecordBatch, source: str) -> pa.Array:
 
 def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> Int64s:
     # An upper bound, exact where no source has a schema.
-    largest = sizes(_head(rows)) + len("}")
+    largest = lengths(_head(rows)) + len("}")
     for source in sources:
         parts = rows.column(source)
         values = _values(rows, source)
-        value_sizes = largest_sizes(values) if pa.types.is_struct(values.type) else sizes(values)
+        value_sizes = largest_sizes(values) if pa.types.is_struct(values.type) else lengths(values)
         commas = np.maximum(np.asarray(pc.list_value_length(parts).to_numpy(), np.int64) - 1, 0)
         largest += len(f',"{source}":[]') + commas + sums(parts, value_sizes)
     return largest

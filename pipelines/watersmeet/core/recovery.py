@@ -48,15 +48,15 @@ no others; otherwise it is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import starmap
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
+import msgspec
 import orjson
 
-from watersmeet.core.headers import MAX_HEADER_BYTES, header_json, packed
+from watersmeet.core.headers import MAX_HEADER_BYTES, Natural, header_json, packed
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.sequence import (
     CORRECTED_IN,
@@ -105,7 +105,7 @@ class Origin(NamedTuple):
 
     topic_id: str
     """Kafka's id of the input's topic."""
-    offset: int
+    offset: Natural
 
 
 class LeftBehind(NamedTuple):
@@ -245,7 +245,13 @@ def encode_min_offsets(min_offsets: Mapping[str, int]) -> bytes:
 
 def encode_idle(decisions: Decisions) -> bytes:
     """Return the header `watersmeet.idle`, which a message needs only where there are decisions."""
-    encoded = {source: [*map(_encoded, decided)] for source, decided in decisions.items()}
+    encoded = {
+        source: [
+            [*place, *([dict(tenant_times)] if tenant_times else [])]
+            for *place, tenant_times in decided
+        ]
+        for source, decided in decisions.items()
+    }
     return orjson.dumps(encoded)
 
 
@@ -284,11 +290,6 @@ def recovery_headers(
     return headers if fits else [(NO_RECOVERY, b"%d" % size)]
 
 
-def _encoded(decision: IdleDecision) -> list[Any]:
-    after_offset, event_time, tenant_times = decision
-    return [after_offset, event_time, *([dict(tenant_times)] if tenant_times else [])]
-
-
 def read_again_from(closed_at: int, longest_ms: int) -> int:
     """Return the position (ms) from which a lost lake reads again after a message.
 
@@ -306,7 +307,7 @@ def parse_min_offsets(header: bytes | None) -> dict[str, int]:
 
     Raise ValueError where the header is no such thing.
     """
-    by_source = _by_source(header, MIN_OFFSETS, lambda offset: _is_integer(offset, 0))
+    by_source = _by_source(header, MIN_OFFSETS, dict[str, Natural])
     if not by_source:
         raise ValueError(f"{MIN_OFFSETS} names no source")
     return by_source
@@ -319,15 +320,24 @@ def parse_idle(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecis
     """
     for name in (IDLE_PACKED, IDLE):
         if name in headers:
-            by_source = _by_source(headers[name], name, _are_decisions)
-            return {source: tuple(starmap(_decoded, each)) for source, each in by_source.items()}
+            by_source = _by_source(headers[name], name, dict[str, list[_SaidDecision]])
+            return {
+                source: tuple(each.decision() for each in said)
+                for source, said in by_source.items()
+            }
     return {}
 
 
-def _decoded(
-    after_offset: int, event_time: int, tenant_times: Mapping[str, int] = MappingProxyType({})
-) -> IdleDecision:
-    return IdleDecision(after_offset, event_time, tuple(sorted(tenant_times.items())))
+class _SaidDecision(NamedTuple):
+    after_offset: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+    event_time: Natural
+    tenant_times: Mapping[str, Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]] = (
+        MappingProxyType({})
+    )
+
+    def decision(self) -> IdleDecision:
+        times = tuple(sorted(self.tenant_times.items()))
+        return IdleDecision(self.after_offset, self.event_time, times)
 
 
 def parse_origins(header: bytes | None) -> dict[str, Origin]:
@@ -335,8 +345,7 @@ def parse_origins(header: bytes | None) -> dict[str, Origin]:
 
     Raise ValueError where the header is no such thing.
     """
-    by_source = _by_source(header, FROM, _is_origin)
-    return {source: Origin(*origin) for source, origin in by_source.items()}
+    return _by_source(header, FROM, dict[str, Origin])
 
 
 def parse_left(headers: Mapping[str, bytes | None]) -> LeftBehind | None:
@@ -437,38 +446,13 @@ def text_of(headers: Mapping[str, bytes | None], name: str) -> str:
     return (headers.get(name) or b"").decode(errors="replace")
 
 
-def _by_source(header: bytes | None, name: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
+def _by_source(header: bytes | None, name: str, kind: Any) -> dict[str, Any]:
     try:
         value = header_json(header, is_packed=name == IDLE_PACKED)
     except ValueError as error:
         raise ValueError(f"{name} cannot be read: {error}") from None
-    if not isinstance(value, dict) or not all(map(fits, value.values())):
-        raise ValueError(f"{name} is not what a message of Watersmeet says by source")
-    return value
-
-
-def _is_integer(value: object, least: int) -> bool:
-    return type(value) is int and least <= value < 2**63
-
-
-def _is_origin(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and isinstance(value[0], str)
-        and _is_integer(value[1], 0)
-    )
-
-
-def _are_decisions(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_decision, value))
-
-
-def _is_decision(value: object) -> bool:
-    if not isinstance(value, list) or not 2 <= len(value) <= 3:
-        return False
-    tenant_times = value[2] if len(value) == 3 else {}
-    has_times = isinstance(tenant_times, dict) and all(
-        _is_integer(time, -(2**63)) for time in tenant_times.values()
-    )
-    return has_times and _is_integer(value[0], -1) and _is_integer(value[1], 0)
+    try:
+        by_source: dict[str, Any] = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise ValueError(f"{name} is not what a message of Watersmeet says by source") from None
+    return by_source

@@ -24,9 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.columns import NULL_TIME, Booleans, Int64s, groups, int64s, one_chunk, times_ms
-from watersmeet.core.dead_letters import LETTERS, NEXT_OFFSETS, numbers_by_name
+from watersmeet.core.dead_letters import NEXT_OFFSETS, numbers_by_name
 from watersmeet.core.headers import REDRIVEN
 from watersmeet.core.reading import KAFKA, ReadingRules, Reason, merge_keys, read_records
+from watersmeet.core.sequence import MESSAGES
 from watersmeet.core.types import HEADERS, TIME
 
 ORIGIN = "watersmeet.origin"
@@ -152,8 +153,9 @@ class Lockstep:
         order = np.lexsort((int64s(self._waiting["offset"]), numbers, self._positions))
         places = self._positions[order], numbers[order]
         count = len(order)
-        if ahead := [(self.heads.get(place, NULL_TIME), self._number(place)) for place in unread]:
-            head, last = min(ahead)
+        if ahead := [(self.heads.get(place, NULL_TIME), place) for place in unread]:
+            head, (topic, partition) = min(ahead)
+            last = self.topics.index(topic) * _PARTITIONS + partition
             count = int(np.sum((places[0] < head) | ((places[0] == head) & (places[1] <= last))))
         reached = dict(zip(places[1][:count].tolist(), places[0][:count].tolist(), strict=True))
         taken = self._waiting.take(pa.array(order[:count]))
@@ -172,9 +174,6 @@ class Lockstep:
         # The numbers are ordered as the input partitions are.
         topics = pc.index_in(rows["topic"], value_set=pa.array(self.topics, pa.string()))
         return int64s(topics) * _PARTITIONS + int64s(rows["partition"])
-
-    def _number(self, place: InputPartition) -> int:
-        return self.topics.index(place.topic) * _PARTITIONS + place.partition
 
     def _input(self, number: int) -> InputPartition:
         topic, partition = divmod(number, _PARTITIONS)
@@ -240,7 +239,7 @@ def is_redriven(headers: Headers) -> bool:
 def repartition_messages(
     rows: pa.Table, partitions: int, after: RepartitionProgress
 ) -> Iterator[pa.Table]:
-    """Yield the messages (`LETTERS`) that records of `ROUTED` columns become, one chunk at a time.
+    """Yield the messages (`MESSAGES`) that records of `ROUTED` columns become, one chunk at a time.
 
     Key, value, timestamp and headers are the record's own. Then comes `ORIGIN`, and on the last
     message of each partition what was written `after` it. A timestamp of 0, which stands for none,
@@ -269,7 +268,7 @@ def repartition_messages(
             "timestamp": pc.if_else(pc.equal(time, 0), 1, pc.max_element_wise(time, 0)),
             "headers": _headers(chunk, is_last[in_chunk], progress_headers),
         }
-        yield pa.table(sent).cast(LETTERS)
+        yield pa.table(sent).cast(MESSAGES)
 
 
 def _headers(rows: pa.Table, is_last: Booleans, progress_headers: pa.Array) -> pa.Array:
