@@ -28,12 +28,12 @@ from watersmeet.avro_json import UnencodableError, encoder
 from watersmeet.configuration.file import known_instead
 from watersmeet.core import sequence as sequences
 from watersmeet.core.avro_schema import AvroSchema
-from watersmeet.core.clocks import Clocks
+from watersmeet.core.clocks import Clocks, clocks_of
 from watersmeet.core.columns import MAX_TIME, row_values
 from watersmeet.core.corrections import LateRules, as_silver, correct, settled
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId, input_of_part, of_source
-from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied
+from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied, merge
 from watersmeet.core.plan import NOTHING_AVAILABLE, Available, Cursor, TopicPartition, plan_batch
 from watersmeet.core.reading import KAFKA, read_records
 from watersmeet.core.repeated import ID as RECORD_ID
@@ -41,7 +41,6 @@ from watersmeet.core.sequence import CORRECTED, ID, LATE, MERGED, SEQ, VERSION
 from watersmeet.core.sequence import TENANT as TENANT_HEADER
 from watersmeet.core.silver import in_silver, with_status
 from watersmeet.core.state import State
-from watersmeet.core.step import step
 from watersmeet.core.times import epoch_ms
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
@@ -349,15 +348,16 @@ class DryRun:
                 batch = batch_of(plan, self.settings, state, self.avro, self.settings)
                 is_unfinished = pc.is_in(silver["status"], pa.array(tables.UNFINISHED))
                 unfinished = silver.filter(is_unfinished)
-                done = step(state, batch, self._timed, unfinished)
-                schema = batch.changed_schema()
+                records = self._timed
+                moved = clocks_of(batch.rules, plan, batch.idle, records, state.heads)
+                changed = merge(records, unfinished, batch, heads=state.heads)
+                state = state.after(plan, moved)
                 expressions = Expressions.of(self.settings)
-                changed = expressions.validated(done.changed.select(schema.names).cast(schema))
+                changed = expressions.validated(changed)
                 expressions.warn_of(changed)
                 finished = silver.filter(pc.invert(is_unfinished))
                 silver = pa.concat_tables([finished, applied(unfinished, changed)])
-                silver = pa.concat_tables([silver, *self._corrected(silver, done.clocks, batch)])
-                state = done.state
+                silver = pa.concat_tables([silver, *self._corrected(silver, moved, batch)])
             clocks[number] = state.clocks
         silver = silver.sort_by(
             [(name, "ascending") for name in ("partition", "event_time", "tenant", "merge_key")]

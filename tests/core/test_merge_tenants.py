@@ -28,13 +28,13 @@ from tests.support.merges import (
     within_bounds,
 )
 from tests.support.strategies import cuts
+from watersmeet.core.clocks import clocks_of
 from watersmeet.core.idle import IdleDecision
-from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, silver_schema
+from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, merge, silver_schema
 from watersmeet.core.model import MergeRules, PartitionMerge, Record
 from watersmeet.core.plan import Available, BatchPlan, Cursor, Rules, plan_batch
 from watersmeet.core.repeated import DUPLICATE_SCHEMA, ID
 from watersmeet.core.state import State
-from watersmeet.core.step import step
 from watersmeet.core.too_large import EXCESS
 from watersmeet.core.window import Bounds, Window
 
@@ -151,8 +151,9 @@ class PureLake:
         )
         everything = [row for mine in self.rows.values() for row in mine]
         waited = pa.Table.from_pylist(everything if batch.begins_epoch else [], RECORDS)
-        done = step(self.state, batch, records, held, waited=waited)
-        written = done.changed.to_pylist()
+        heads = self.state.heads
+        clocks = clocks_of(batch.rules, plan, batch.idle, records, heads)
+        written = merge(records, held, batch, heads=heads, waited=waited).to_pylist()
         for status, rows, schema in (
             ("late", self.late, LATE_SCHEMA),
             ("duplicate", self.duplicates, DUPLICATE_SCHEMA),
@@ -173,7 +174,7 @@ class PureLake:
         ]
         self.silver = pa.Table.from_pylist(kept + new, SILVER)
         self.noted(batch, records)
-        self.state = done.state
+        self.state = self.state.after(plan, clocks)
 
     def noted(self, batch: Batch, records: pa.Table) -> None:
         """What follows from a batch, whose rows silver has; its state is still the one before."""
