@@ -56,26 +56,6 @@ def test_every_value_of_every_schema_is_published_as_its_schema_says(
     jsonschema_rs.validator_for(described, validate_formats=True).validate(json.loads(written))
 
 
-def test_the_tenant_of_a_message_is_described_where_there_are_tenants() -> None:
-    kinds, schemas = (
-        {"tracking": pa.string(), "orders": pa.string()},
-        {"tracking": None, "orders": None},
-    )
-    values: dict[str, list[Any]] = {"tracking": ["{}"], "orders": []}
-    described = message_schema(schemas, has_tenants=True)
-    written = json.loads(message(kinds, values, tenant="a/b \U0001f600"))
-    assert [*described["properties"]] == described["required"] == [*written]
-    jsonschema_rs.validate(described, written)
-    for wrong in (
-        json.loads(message(kinds, values)),
-        {**written, "tenant": ""},
-        {**written, "tenant": None},
-    ):
-        with pytest.raises(jsonschema_rs.ValidationError):
-            jsonschema_rs.validate(described, wrong)
-    assert "tenant" not in message_schema(schemas)["properties"]
-
-
 def test_numbers_that_json_lacks_are_described_for_avro_alone() -> None:
     fields = [{"name": "d", "type": "double"}]
     found = avro_schema(as_text({"type": "record", "name": "R", "fields": fields}), Path("x.avsc"))

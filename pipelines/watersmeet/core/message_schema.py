@@ -16,16 +16,14 @@ _NO_NUMBERS: Final = ["NaN", "Infinity", "-Infinity"]
 
 
 def message_schema(
-    schemas: Mapping[str, ValueSchema | AvroSchema | None], *, has_tenants: bool = False
+    schemas: Mapping[str, ValueSchema | AvroSchema | None],
 ) -> dict[str, Any]:
     """Return the JSON Schema of a message; `schemas`: that of values by source, in order, or None.
 
     It is open: a field that a source gains later does not make a message invalid.
     """
-    tenant = {"tenant": {"description": "Whose the records are.", "type": "string", "minLength": 1}}
     own: dict[str, Any] = {
         "key": {"description": "What the records have in common.", "type": "string"},
-        **(tenant if has_tenants else {}),
         "event_time": {
             "description": "The smallest event time of the records, in ms since the epoch.",
             **_TIME_MS,
