@@ -43,7 +43,7 @@ from watersmeet.core.merge import (
     new_rows,
     silver_schema,
 )
-from watersmeet.core.model import PartitionMerge, PublishedRecord, Record, horizon_after
+from watersmeet.core.model import PartitionMerge, PublishedRecord, Record
 from watersmeet.core.plan import (
     Available,
     BatchPlan,
@@ -134,7 +134,7 @@ class PureLake:
                 self.ended.append((dict(self.cursors), dict(self.clocks)))
                 before, window = self.rules, windows.pop(0)
                 passed = {
-                    p: horizon_after(before.horizons.get(p), c, before.window.gap_ms)
+                    p: max(before.horizons.get(p, NULL_TIME), c - before.window.gap_ms)
                     for p, c in self.clocks.items()
                 }
                 start = {

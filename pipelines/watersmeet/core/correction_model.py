@@ -201,8 +201,7 @@ class PartitionCorrections:
             if self.within_ms is None or event_time < late.position - self.within_ms:
                 self.uncorrected.append(late)
                 continue
-            longest_ms = rules.gap_ms if rules.max_ms is None else rules.max_ms
-            u = max(late.position, event_time + rules.gap_ms + longest_ms)
+            u = max(late.position, event_time + rules.gap_ms + rules.longest_ms)
             self.u[late.record.input, late.record.offset] = u
             self.pending.append(Pending(late, u, rules.gap_ms, self.max_versions))
         self._late = len(self.merge.late)

@@ -54,17 +54,18 @@ class MergeRules:
         """The sources in the order of their columns."""
         return tuple(dict.fromkeys(input_id.source for input_id in self.inputs))
 
+    @property
+    def longest_ms(self) -> int:
+        """Time for which a merge record stays open after its first part at most."""
+        return self.gap_ms if self.max_ms is None else self.max_ms
+
     def closing(self) -> tuple[int, int, int]:
         """Return what decides when merge records close: the gap, the maximum and the lag in ms."""
-        max_ms = self.gap_ms if self.max_ms is None else self.max_ms
-        return self.gap_ms, max_ms, self.lag_ms or 0
+        return self.gap_ms, self.longest_ms, self.lag_ms or 0
 
     def due(self, event_time: int, last_event_time: int) -> int:
         """Return the last moment at which a merge record with these event times can be joined."""
-        return min(
-            last_event_time + self.gap_ms,
-            event_time + (self.gap_ms if self.max_ms is None else self.max_ms),
-        )
+        return min(last_event_time + self.gap_ms, event_time + self.longest_ms)
 
     def is_too_large(self, records: int, size: int) -> bool:
         """Return True where a merge record of so many records, with so many bytes, has no parts."""
@@ -438,13 +439,7 @@ class PartitionMerge:
 
     def forget_finished(self) -> None:
         """Forget what is finished, once somebody has taken it."""
-        for finished in (
-            self.timed_out,
-            self.late,
-            self.duplicates,
-            self.excess,
-            self.passed,
-        ):
+        for finished in (self.timed_out, self.late, self.duplicates, self.excess, self.passed):
             finished.clear()
 
     def tenants(self) -> set[str]:
@@ -556,15 +551,8 @@ class PartitionMerge:
 
     def _horizon_after(self, tenant: str | None) -> int:
         before = self.horizon if tenant is None else self.horizons.get(tenant, self.horizon)
-        return horizon_after(before, self.tenant_clock(tenant), self.rules.gap_ms)
-
-
-def horizon_after(before: int | None, clock: int, timeout_ms: int) -> int:
-    """Return the horizon (ms) after an epoch with this timeout that ended at this clock.
-
-    `before` is the horizon of the epochs before it.
-    """
-    return clock - timeout_ms if before is None else max(before, clock - timeout_ms)
+        horizon = self.tenant_clock(tenant) - self.rules.gap_ms
+        return horizon if before is None else max(before, horizon)
 
 
 def _tenant(record: Record) -> str:
