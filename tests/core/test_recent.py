@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from watersmeet.core.recent import Recent, recently_made
+from watersmeet.core.recent import Recent
 
 
 def test_what_was_used_last_is_kept_as_far_as_there_is_room() -> None:
@@ -32,16 +30,3 @@ def test_what_was_used_last_is_kept_as_far_as_there_is_room() -> None:
     for key in "fea":
         get(key)
     assert made == [*"xfea"], "and a value without room for it pushes out all others at most"
-
-
-def test_a_function_is_called_once_for_the_same_arguments_of_late() -> None:
-    calls = list[tuple[str, bool]]()
-
-    @recently_made(5000)
-    def double(text: str, *, is_upper: bool = False) -> str:
-        calls.append((text, is_upper))
-        return (text.upper() if is_upper else text) * 2
-
-    upper = partial(double, is_upper=True)
-    assert [double("a"), double("a"), upper("a"), upper("a")] == ["aa", "aa", "AA", "AA"]
-    assert calls == [("a", False), ("a", True)]

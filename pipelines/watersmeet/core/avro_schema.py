@@ -25,7 +25,7 @@ from watersmeet.core.avro_types import AvroType, Parsed, parsed
 from watersmeet.core.items import TOO_MANY, many_items
 from watersmeet.core.json_schema import UnfitError
 from watersmeet.core.json_text import UndecodableError
-from watersmeet.core.recent import recently_made
+from watersmeet.core.recent import Recent
 from watersmeet.core.values import fitter, number_text
 from watersmeet.errors import ConfigurationError
 
@@ -225,9 +225,17 @@ def _parsed(text: str) -> Parsed:
     return parsed(orjson.loads(text))
 
 
-@recently_made(MAX_SCHEMAS_BYTES)
-def _decoder(written_with: str, read_with: str, *, is_bounded: bool = True) -> Decode:
+_decoders = Recent[Decode](MAX_SCHEMAS_BYTES)
+"""Decoders by the schemas of writer and reader, and whether they are bounded."""
+
+
+def _decoder(written_with: str, *, read_with: str, is_bounded: bool) -> Decode:
     # Not bounded: for values that bronze has accepted, whatever was added to the schema since.
+    schemas = (written_with, read_with, is_bounded)
+    return _decoders.get(schemas, lambda: _new_decoder(*schemas), lambda _: len(written_with))
+
+
+def _new_decoder(written_with: str, read_with: str, is_bounded: bool) -> Decode:
     if (why := _LACKING.get(written_with)) is not None:
         return _refusing(why)
     reader = _parsed(read_with)

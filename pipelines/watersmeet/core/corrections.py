@@ -172,7 +172,6 @@ class _Candidate:
     late: list[int] = field(default_factory=list)
 
     def order(self) -> tuple[int, bool]:
-        """Return the place among the merge records of a key."""
         return self.event_time, self.is_late_born
 
 
@@ -201,7 +200,6 @@ class _OfKey:
         self._longest = max((each.due - each.event_time for each in self._records), default=0)
 
     def add(self, record: _Candidate) -> None:
-        """Add a merge record."""
         insort(self._records, record, key=_Candidate.order)
         self._longest = max(self._longest, record.due - record.event_time)
 
@@ -272,9 +270,9 @@ def correct(
         settled_at = int(late.settled_at[number])
         gap_ms = int(rules.gaps_ms[number])
         of_key = candidates.setdefault(key, _OfKey())
-        found = None if is_out[number] else of_key.of(row["event_time"], gap_ms, settled_at)
-        record = _opened(row, gap_ms, settled_at) if found is None else found
-        if found is None and not is_out[number] and not alone_too_large[number]:
+        existing = None if is_out[number] else of_key.of(row["event_time"], gap_ms, settled_at)
+        record = _opened(row, gap_ms, settled_at) if existing is None else existing
+        if existing is None and not is_out[number] and not alone_too_large[number]:
             of_key.add(record)
         identity = None if row["id"] is None else (row["source"], row["topic"], row["id"])
         if identity is not None and identity in record.ids:
@@ -364,35 +362,17 @@ def _candidates(
     closed: pa.Table, corrected: pa.Table, before: pa.Table, batch: Batch
 ) -> dict[_Key, _OfKey]:
     candidates: dict[_Key, dict[tuple[int, bool], _Candidate]] = {}
+    names = ("partition", "tenant", "merge_key")
     times = ("event_time", "due", "closed_at")
-    for row, (*key, is_valid, event_time, due, closed_at) in enumerate(
-        _rows(closed, ("partition", "tenant", "merge_key", "valid"), times)
-    ):
-        partition, tenant, merge_key = key
-        record_id = message_id(partition, event_time, merge_key, tenant)
-        of_key = candidates.setdefault((partition, tenant, merge_key), {})
-        of_key[event_time, False] = _Candidate(
-            event_time,
-            due,
-            closed_at,
-            is_late_born=False,
-            id=record_id,
-            row=row,
-            has_message=is_valid,
-        )
-    names = ("partition", "tenant", "merge_key", "is_late_born", "version", "has_message", "id")
-    for row, (
-        *key,
-        is_born,
-        version,
-        has_message,
-        record_id,
-        event_time,
-        due,
-        closed_at,
-    ) in enumerate(_rows(corrected, names, times), closed.num_rows):
-        partition, tenant, merge_key = key
-        of_key = candidates.setdefault((partition, tenant, merge_key), {})
+    rows: list[tuple[Any, ...]] = []
+    for p, tenant, key, is_valid, event_time, *at in _rows(closed, (*names, "valid"), times):
+        record_id = message_id(p, event_time, key, tenant)
+        rows.append((p, tenant, key, False, 0, is_valid, record_id, event_time, *at))
+    facts = ("is_late_born", "version", "has_message", "id")
+    rows += _rows(corrected, (*names, *facts), times)
+    for row, (p, tenant, key, is_born, version, has_message, record_id, *at) in enumerate(rows):
+        event_time, due, closed_at = at
+        of_key = candidates.setdefault((p, tenant, key), {})
         newest = of_key.get((event_time, is_born))
         if newest is None or newest.version < version:
             of_key[event_time, is_born] = _Candidate(
@@ -507,14 +487,6 @@ def _with_places(
 
 
 def _duplicates(repeated: Sequence[Mapping[str, Any]], batch: Batch) -> pa.Table:
-    times = np.array([row["event_time"] for row in repeated], np.int64)
-    own = {
-        "event_time": time_column(times),
-        "is_late": pa.repeat(pa.scalar(True), len(repeated)),
-        "batch": pa.array(np.full(len(repeated), batch.plan.batch)),
-        "generation": pa.array(np.full(len(repeated), batch.plan.generation)),
-    }
-    names = [name for name in DUPLICATE_SCHEMA.names if name not in own]
-    rows = pa.Table.from_pylist(repeated, pa.schema([DUPLICATE_SCHEMA.field(n) for n in names]))
-    columns = {**own, **dict(zip(names, rows.columns, strict=True))}
-    return pa.table(columns).select(DUPLICATE_SCHEMA.names).cast(DUPLICATE_SCHEMA)
+    own = {"is_late": True, "batch": batch.plan.batch, "generation": batch.plan.generation}
+    rows = [{**row, **own, "event_time": row["event_time"] * 1000} for row in repeated]  # us
+    return pa.Table.from_pylist(rows, DUPLICATE_SCHEMA)

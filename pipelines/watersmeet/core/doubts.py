@@ -170,7 +170,14 @@ def why_unmet(appearances: Iterable[Appearance]) -> Unmet | None:
     if not pairs:
         return None
     for kind, same in _SAME:
-        matches = [pair for one, other in pairs for pair in _shared(one, other, same)]
+        matches = []
+        for one, other in pairs:
+            by_identity = {same(appearance): appearance for appearance in one}
+            matches += [
+                (by_identity[same(appearance)], appearance)
+                for appearance in other
+                if same(appearance) in by_identity
+            ]
         if matches:
             nearest = min(matches, key=lambda pair: gap_ms(*pair))
             return Unmet(kind, *nearest)
@@ -202,26 +209,8 @@ def gap_ms(one: Appearance, other: Appearance) -> int:
     return max(one.first - other.last, other.first - one.last, 0)
 
 
-def _shared(
-    one: Sequence[Appearance], other: Sequence[Appearance], same: Callable[[Appearance], object]
-) -> Iterable[tuple[Appearance, Appearance]]:
-    """Return each appearance of `other` with one of `one` for which `same` returns the same value.
-
-    Those without one are left out.
-    """
-    by_identity: Mapping[object, Appearance] = {same(appearance): appearance for appearance in one}
-    return [
-        (by_identity[same(appearance)], appearance)
-        for appearance in other
-        if same(appearance) in by_identity
-    ]
-
-
 def _without_schema_id(key: str) -> str:
-    """Return a key without the header of Confluent's wire format.
-
-    The length of an Avro string after the header is left out, too.
-    """
+    # The length of an Avro string after the header is left out, too.
     content = key.encode()
     if len(content) <= 5 or content[0] != 0:
         return key

@@ -22,7 +22,7 @@ from watersmeet.core import json_text
 from watersmeet.core.avro_columns import LOCAL
 from watersmeet.core.avro_schema import FRAME, AvroSchema, as_text, schema_id_of
 from watersmeet.core.column_reading import ColumnReader, column_reader, sent_keys
-from watersmeet.core.columns import Booleans, Int64s, int64s, lengths, one_chunk, row_values
+from watersmeet.core.columns import Booleans, Int64s, int64s, lengths, one_chunk
 from watersmeet.core.headers import REDRIVEN, redriven_offset
 from watersmeet.core.items import in_turn
 from watersmeet.core.json_schema import ValueSchema
@@ -193,13 +193,11 @@ def _ids(bronze: pa.Table, rules: ReadingRules) -> pa.Array:
     decode = _decoder(rules, is_checked=False)
     paths = (rules.id,)
     find = _finder(rules, paths, as_text)
-    columns = ["value"]
-    if isinstance(rules.schema, AvroSchema):
-        columns += ["partition", "offset"]
     is_keyed = bronze["merge_key"].is_valid()
     texts = []
     for batch in bronze.filter(is_keyed).to_batches(max_chunksize=_BATCH_ROWS):
-        for value, *place in row_values(batch, *columns):
+        values = batch.column("value").to_pylist()
+        for value, *place in zip(values, *_places(batch, rules), strict=True):
             with in_turn(len(value)):
                 texts.append(_text(find(decode(value, *place)), paths, value))
     return pc.replace_with_mask(ids, is_keyed.combine_chunks(), pa.array(texts, ID.type))

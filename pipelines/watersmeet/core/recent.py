@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from functools import partial, wraps
-from typing import Final, Generic, ParamSpec, TypeVar
+from typing import Final, Generic, TypeVar
 
-_P = ParamSpec("_P")
 _V = TypeVar("_V")
 
 _OWN_BYTES: Final = 1024
@@ -38,23 +36,3 @@ class Recent(Generic[_V]):
                 oldest = next(iter(self._values))
                 self._left += self._values.pop(oldest)[1]
         return value
-
-
-def recently_made(max_bytes: int) -> Callable[[Callable[_P, _V]], Callable[_P, _V]]:
-    """Return a decorator that keeps what a function has returned last, by its arguments.
-
-    A value counts as many bytes as the first argument, a text, has characters.
-    """
-
-    def decorator(function: Callable[_P, _V]) -> Callable[_P, _V]:
-        recent = Recent[_V](max_bytes)
-
-        @wraps(function)
-        def kept(*args: _P.args, **kwargs: _P.kwargs) -> _V:
-            make = partial(function, *args, **kwargs)
-            text = str(args[0])
-            return recent.get((args, *sorted(kwargs.items())), make, lambda _: len(text))
-
-        return kept
-
-    return decorator

@@ -89,7 +89,8 @@ def joined(records: pa.Table, rows: pa.Table, waited: int, numbers: Numbers) -> 
     labels = np.concatenate([numbers.records[with_id], numbers.rows[parents]])
     offsets = int64s(columns["offset"])
     inputs = [_codes(columns[name]) for name in ("topic", "source")]
-    of_offsets = np.concatenate([offsets[: len(with_id)], int64s(_of_offsets(old))])
+    old_offsets = pc.coalesce(old.field("of_offset"), old.field("offset"))
+    of_offsets = np.concatenate([offsets[: len(with_id)], int64s(old_offsets)])
     has_id = np.flatnonzero(columns["id"].is_valid().to_numpy())
     ids = _codes(columns["id"].take(pa.array(has_id)))
     likeness = [ids, *(codes[has_id] for codes in (*inputs, labels))]
@@ -105,10 +106,6 @@ def joined(records: pa.Table, rows: pa.Table, waited: int, numbers: Numbers) -> 
     columns["id"] = pc.if_else(pa.array(is_duplicate), None, columns["id"])
     order = np.lexsort([offsets, *inputs, labels])
     return Joined(is_record, is_row, _as_lists(columns, labels, order, numbers.size))
-
-
-def _of_offsets(entries: pa.StructArray) -> pa.Array:
-    return pc.coalesce(entries.field("of_offset"), entries.field("offset"))
 
 
 def _codes(texts: pa.ChunkedArray) -> Int64s:

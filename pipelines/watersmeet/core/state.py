@@ -119,8 +119,8 @@ class State:
     def _tenant_horizons(self, horizons: Mapping[int, int]) -> dict[tuple[int, str], int]:
         """Return the horizons of tenants at the end of an epoch, where they are beyond these."""
         before = self.rules
-        known = self.heads.filter(self.heads["tenant"].is_valid())
-        places = {*row_values(known, "partition", "tenant")}
+        tenant_heads = self.heads.filter(self.heads["tenant"].is_valid())
+        places = {*row_values(tenant_heads, "partition", "tenant")}
         ordered = sorted(
             places | {place for place in before.tenant_horizons if place[0] in horizons}
         )
@@ -211,25 +211,26 @@ class State:
         lag_ms = self.rules.lag_ms or 0
         positions = {}
         for tp, cut in cuts.items():
-            known = heads_of.get(tp, np.array([], np.int64))
-            names = self.heads["tenant"].take(pa.array(known)).combine_chunks()
-            times = np.append(at_cut[known], NULL_TIME)
-            is_of_all = names.is_null().to_numpy(zero_copy_only=False)
-            of_all = max(cut.position - lag_ms, times[:-1][is_of_all].max(initial=NULL_TIME))
-            asked = tenants.take(pa.array(rows_of[tp.partition]))
-            found = int64s(pc.fill_null(pc.index_in(asked, value_set=names.drop_null()), -1))
-            positions[tp] = np.maximum(np.append(times[:-1][~is_of_all], NULL_TIME)[found], of_all)
+            tenant_rows = heads_of.get(tp, np.array([], np.int64))
+            names = self.heads["tenant"].take(pa.array(tenant_rows)).combine_chunks()
+            times = at_cut[tenant_rows]
+            is_shared = names.is_null().to_numpy(zero_copy_only=False)
+            shared = max(cut.position - lag_ms, times[is_shared].max(initial=NULL_TIME))
+            requested = tenants.take(pa.array(rows_of[tp.partition]))
+            numbers = int64s(pc.fill_null(pc.index_in(requested, value_set=names.drop_null()), -1))
+            own = np.append(times[~is_shared], NULL_TIME)
+            positions[tp] = np.maximum(own[numbers], shared)
         return positions
 
     def last_tenant_clocks(self) -> dict[int, int]:
         """Return by partition the largest clock of any tenant."""
         heads = self.heads.filter(self.heads["tenant"].is_valid())
-        known = heads.group_by(["partition", "tenant"]).aggregate([])
+        tenants_of_heads = heads.group_by(["partition", "tenant"]).aggregate([])
         partitions = np.concatenate(
-            [np.array([*self.clocks], np.int64), int64s(known["partition"])]
+            [np.array([*self.clocks], np.int64), int64s(tenants_of_heads["partition"])]
         )
         unknown = pa.nulls(len(self.clocks), pa.string())
-        tenants = pa.chunked_array([unknown, *known["tenant"].chunks], pa.string())
+        tenants = pa.chunked_array([unknown, *tenants_of_heads["tenant"].chunks], pa.string())
         clocks = self.tenant_clocks(partitions, tenants)
         latest = dict.fromkeys(self.clocks, NULL_TIME)
         for p, clock in zip(partitions.tolist(), clocks.tolist(), strict=True):

@@ -79,8 +79,8 @@ def time_zone(name: str) -> ZoneInfo:
 def set_back_ms(zone: tzinfo, year: int) -> int:
     """Return by how many ms clocks go back within a year: so much local time is there twice."""
     offsets = [zone.utcoffset(datetime(year, month, 1)) for month in range(1, 13)]
-    known = [offset for offset in offsets if offset is not None]
-    return (max(known) - min(known)) // timedelta(milliseconds=1)
+    valid = [offset for offset in offsets if offset is not None]
+    return (max(valid) - min(valid)) // timedelta(milliseconds=1)
 
 
 def parse_iso_8601(text: str, zone: tzinfo = timezone.utc) -> int | None:

@@ -48,29 +48,21 @@ def records_of(
     kinds = [rows.schema.field(name) for name in names]
     schema = pa.schema([*_PLACE, ("event_time", TIME), *kinds])
     records = [schema.empty_table()]
+
+    def add(sources: pa.Array, topics: pa.Array, entries: pa.Array, parents: pa.Array) -> None:
+        places = (sources, topics, entries.field("offset"), entries.field("event_time"))
+        columns = [*places, *(rows[name].take(parents) for name in names)]
+        records.append(pa.table(columns, schema.names).cast(schema))
+
     for source in dict.fromkeys(input_id.source for input_id in inputs):
         lists = one_chunk(rows[source])
         parts = lists.flatten()
-        columns = {
-            "source": pa.repeat(pa.scalar(source), len(parts)),
-            "topic": part_topics(parts, inputs, source),
-            "offset": parts.field("offset"),
-            "event_time": parts.field("event_time"),
-            **_of_rows(rows, names, lists.value_parent_indices()),
-        }
-        records.append(pa.table(columns).cast(schema))
+        sources = pa.repeat(pa.scalar(source), len(parts))
+        add(sources, part_topics(parts, inputs, source), parts, lists.value_parent_indices())
     if RECORD_IDS.name in rows.column_names:
         lists = one_chunk(rows[RECORD_IDS.name])
-        entries = lists.flatten()
-        is_duplicate = entries.field("of_offset").is_valid()
+        is_duplicate = lists.flatten().field("of_offset").is_valid()
+        entries = lists.flatten().filter(is_duplicate)
         parents = lists.value_parent_indices().filter(is_duplicate)
-        entries = entries.filter(is_duplicate)
-        columns = {name: entries.field(name) for name in ("source", "topic", "offset")}
-        columns["event_time"] = entries.field("event_time")
-        columns |= _of_rows(rows, names, parents)
-        records.append(pa.table(columns).cast(schema))
+        add(entries.field("source"), entries.field("topic"), entries, parents)
     return pa.concat_tables(records)
-
-
-def _of_rows(rows: pa.Table, names: Iterable[str], parents: pa.Array) -> dict[str, pa.ChunkedArray]:
-    return {name: rows[name].take(parents) for name in names}

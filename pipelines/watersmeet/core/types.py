@@ -59,15 +59,6 @@ def ddl(kind: pa.DataType) -> str:
     raise TypeError(f"no column can have the Arrow type {kind}")
 
 
-def widened(before: pa.DataType, after: pa.DataType) -> pa.DataType:
-    """Return the type of a column that holds values of both types.
-
-    Structs have the fields of the first, then what the second adds but for `clashes`. Raises
-    ValueError with the path of the first field whose types differ.
-    """
-    return _widened(before, after, "")
-
-
 def clashes(before: pa.DataType, after: pa.DataType, where: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path of each field that differs in case alone from another, and that one's name."""
     if pa.types.is_struct(before) and pa.types.is_struct(after):
@@ -83,18 +74,23 @@ def clashes(before: pa.DataType, after: pa.DataType, where: str = "") -> Iterato
         yield from clashes(before.value_type, after.value_type, f"{where}[]")
 
 
-def _widened(before: pa.DataType, after: pa.DataType, where: str) -> pa.DataType:
+def widened(before: pa.DataType, after: pa.DataType, where: str = "") -> pa.DataType:
+    """Return the type of a column that holds values of both types.
+
+    Structs have the fields of the first, then what the second adds but for `clashes`. Raises
+    ValueError with the path of the first field whose types differ.
+    """
     if pa.types.is_struct(before) and pa.types.is_struct(after):
         others = {field.name: field.type for field in after}
         kept = {
-            f.name: _widened(f.type, others.get(f.name, f.type), f"{where}.{f.name}".lstrip("."))
+            f.name: widened(f.type, others.get(f.name, f.type), f"{where}.{f.name}".lstrip("."))
             for f in before
         }
         names = {name.lower() for name in kept}
         added = [field for field in after if field.name.lower() not in names]
         return pa.struct([*kept.items(), *added])
     if pa.types.is_list(before) and pa.types.is_list(after):
-        return pa.list_(_widened(before.value_type, after.value_type, f"{where}[]"))
+        return pa.list_(widened(before.value_type, after.value_type, f"{where}[]"))
     if before != after:
         kinds = f"a {ddl(before).lower()} and cannot become a {ddl(after).lower()}"
         raise ValueError(f"`{where}` is {kinds}")
