@@ -11,13 +11,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-from pyspark.sql import DataFrame
-
-from watersmeet.engine.session import JAVA_OPTIONS, spark_session
+from watersmeet.engine.session import JAVA_OPTIONS, spark_session, stream_one_batch
 from watersmeet.jvm import class_archive
 from watersmeet.lake.location import hadoop_path
 
@@ -67,7 +63,7 @@ def _work(folder: str) -> None:
         "array(named_struct('offset', id)) parts",
     )
     rows.writeTo(table).append()
-    changed = rows.mapInArrow(_same, rows.schema)
+    changed = rows.mapInArrow(lambda batches: batches, rows.schema)
     changed.createOrReplaceTempView("changed")
     for _ in range(2):
         spark.sql(
@@ -79,22 +75,7 @@ def _work(folder: str) -> None:
     spark.sql(f"DESCRIBE HISTORY {table}").collect()
     spark.sql(f"SELECT partition, max(at), count(*) FROM {table} GROUP BY partition").toArrow()
     spark.sql(f"OPTIMIZE {table}")
-    stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
-    query = (
-        stream.writeStream.foreachBatch(_counted)
-        .trigger(availableNow=True)
-        .option("checkpointLocation", hadoop_path(f"{folder}/checkpoint"))
-        .start()
-    )
-    query.awaitTermination()
-
-
-def _counted(batch: DataFrame, _: int) -> None:
-    batch.count()
-
-
-def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
+    stream_one_batch(spark, lambda batch: batch.count())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -314,18 +314,22 @@ def _copy_of(given: SparkSession) -> SparkSession:
         copy.release_session_on_close = True
         return cast(SparkSession, copy)
     sessions: list[SparkSession] = []
+    stream_one_batch(given, lambda batch: sessions.append(batch.sparkSession))
+    return sessions[0]
 
-    def keep(batch: DataFrame, _: int) -> None:
-        """Keep the session in which Spark calls a function for each batch of a stream."""
-        sessions.append(batch.sparkSession)
+
+def stream_one_batch(spark: SparkSession, function: Callable[[DataFrame], object]) -> None:
+    """Call a function with the one batch of a stream, which has a copy of the session."""
+
+    def call(batch: DataFrame, _: int) -> None:
+        function(batch)
 
     with tempfile.TemporaryDirectory(prefix="watersmeet-", ignore_cleanup_errors=True) as folder:
-        stream = given.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+        stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
         query = (
-            stream.writeStream.foreachBatch(keep)
+            stream.writeStream.foreachBatch(call)
             .trigger(availableNow=True)
             .option("checkpointLocation", hadoop_path(folder))
             .start()
         )
         query.awaitTermination()
-    return sessions[0]
