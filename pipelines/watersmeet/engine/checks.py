@@ -6,7 +6,7 @@ import importlib
 import re
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -101,8 +101,26 @@ def number_of_tasks(spark: SparkSession) -> int:
 
 def check_executors(spark: SparkSession, lake: Lake) -> None:
     """Raise ConfigurationError where executors cannot run tasks, or use the lake's files."""
-    if not (spark.conf.get("spark.master", None) or "").startswith("local") or is_remote():
-        _check_answers(lake, ask_executors(spark, lake))
+    if (spark.conf.get("spark.master", None) or "").startswith("local") and not is_remote():
+        return
+    answers = ask_executors(spark, lake)
+    if other := {row.version for row in answers} - {watersmeet.__version__}:
+        raise _unfit(f"they have Watersmeet {', '.join(sorted(other))}")
+    if not all(row.sees for row in answers):
+        raise ConfigurationError(
+            f"{lake.location} is a folder of this machine, and Spark's executors do not see it",
+            where="lake",
+            fix="name a folder that every worker mounts at this path, an object-store URI, or a "
+            "schema of a catalog",
+        )
+    if problems := {row.problem for row in answers} - {None}:
+        raise ConfigurationError(
+            f"Spark's executors cannot read, make and delete files in {lake.location} "
+            f"({min(problems)})",
+            where="lake",
+            fix="name what opens it under `storage:`, or in the environment of every executor, and "
+            "let the user that they run as do so",
+        )
 
 
 def ask_executors(spark: SparkSession, lake: Lake) -> list[Row]:
@@ -160,26 +178,6 @@ def problem_of_files(lake: Lake, marker: str | None = None) -> str | None:
     except OSError as error:
         return error.strerror
     return None
-
-
-def _check_answers(lake: Lake, answers: Sequence[Row]) -> None:
-    if other := {row.version for row in answers} - {watersmeet.__version__}:
-        raise _unfit(f"they have Watersmeet {', '.join(sorted(other))}")
-    if not all(row.sees for row in answers):
-        raise ConfigurationError(
-            f"{lake.location} is a folder of this machine, and Spark's executors do not see it",
-            where="lake",
-            fix="name a folder that every worker mounts at this path, an object-store URI, or a "
-            "schema of a catalog",
-        )
-    if problems := {row.problem for row in answers} - {None}:
-        raise ConfigurationError(
-            f"Spark's executors cannot read, make and delete files in {lake.location} "
-            f"({min(problems)})",
-            where="lake",
-            fix="name what opens it under `storage:`, or in the environment of every executor, and "
-            "let the user that they run as do so",
-        )
 
 
 def _unfit(why: str) -> ConfigurationError:

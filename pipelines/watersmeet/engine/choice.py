@@ -69,11 +69,7 @@ def _spark_engine(lake: Lake) -> SparkEngine:
     try:
         from pyspark.sql import is_remote
     except ImportError as error:
-        instead = (
-            ", or take `engine: embedded`, which needs neither Spark nor Java"
-            if lake.settings.engine == "spark"
-            else ""
-        )
+        instead = ", or take `engine: embedded`, which needs neither Spark nor Java"
         raise missing_package(error, instead) or error from None
 
     from watersmeet.engine.checks import check_executors

@@ -70,7 +70,6 @@ def _followed(
     name: str, look: Callable[[], Any], work: Callable[[], None], *, every_s: float
 ) -> RunningThread:
     def follow(stopping: threading.Event) -> None:
-        """Call `work` whenever something is new, until `stopping` is set."""
         seen = None
         while not stopping.is_set():
             current = look()

@@ -113,12 +113,6 @@ class SparkWriter:
         following: Following | None = None,
     ) -> None:
         """See `Engine.append`."""
-        with self.followed(rows, following) as every:
-            self._append_in(table, every, commit)
-
-    def _append_in(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None) -> None:
-        if isinstance(rows, pa.Table):
-            rows = self.rows(rows).coalesce(1)
         options = {}
         if commit is not None:
             options = {
@@ -126,7 +120,10 @@ class SparkWriter:
                 "txnVersion": str(commit.transaction_version),
                 "userMetadata": commit.metadata,
             }
-        self._append(table, rows.select(*self.lake.schema(table).names), options)
+        with self.followed(rows, following) as every:
+            if isinstance(every, pa.Table):
+                every = self.rows(every).coalesce(1)
+            self._append(table, every.select(*self.lake.schema(table).names), options)
 
     def _append(self, table: str, rows: DataFrame, options: Mapping[str, str]) -> None:
         writer: DataFrameWriter = rows.write.format("delta").mode("append").options(**options)
@@ -169,8 +166,8 @@ class SparkWriter:
         following.see(rows.where("status = 'late'").toArrow())
         keys = pa.table({"merge_key": pa.array(sorted(following.keys or ()), pa.string())})
         closed = rows.where("status = 'timed_out'")
-        wanted = _rows_in(rows.sparkSession, keys)
-        following.see(closed.join(wanted, "merge_key", "leftsemi").toArrow())
+        requested = _rows_in(rows.sparkSession, keys)
+        following.see(closed.join(requested, "merge_key", "leftsemi").toArrow())
 
     def merge_by_spark(
         self,
