@@ -228,7 +228,7 @@ def problems_of(error: ValidationError) -> list[Problem]:
     for fault in error.errors(include_url=False):
         # Pydantic puts the kinds of a union into the place, and a word where a key is wrong.
         at = tuple(s for s in map(str, fault["loc"]) if not re.fullmatch(r"<.*>|\[key\]", s))
-        if not any(at[: len(known)] == known or known[: len(at)] == at for known in problems):
+        if not any(at[: len(other)] == other or other[: len(at)] == at for other in problems):
             problems[at] = _problem_at(at, fault)
     return list(problems.values())
 

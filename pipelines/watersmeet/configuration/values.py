@@ -16,10 +16,7 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
-    ValidationError,
     ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
 )
 
 from watersmeet.configuration.file import FromEnvironment, RefusedError
@@ -94,16 +91,6 @@ _NOT_A_DURATION: Final = "is not a duration"
 _RIGHT_DURATION: Final = "write a whole number and ms, s, m, h or d, such as `30m`"
 
 
-def _else(what: str, fix: str = "") -> WrapValidator:
-    def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
-        try:
-            return handler(value)
-        except ValidationError:
-            raise RefusedError(what, fix=fix) from None
-
-    return WrapValidator(validate)
-
-
 # -- numbers
 
 
@@ -136,13 +123,17 @@ def _duration(shortest_ms: int = 0, right: str = "") -> BeforeValidator:
     return BeforeValidator(duration)
 
 
-def _share(value: object, info: ValidationInfo) -> object:
-    if info.context is None and not isinstance(value, str):  # built in Python, as the share itself
-        return value
+def _share(value: object, info: ValidationInfo) -> float:
     match = re.fullmatch(r"([0-9]{1,3}(\.[0-9]{1,9})?)%", value if isinstance(value, str) else "")
-    if match is None:
-        raise ValueError("not a percentage")
-    return float(match[1]) / 100
+    share = float(match[1]) / 100 if match else 0.0
+    if info.context is None and isinstance(value, int | float):  # built in Python
+        share = float(value)
+    if not 0 < share <= 1:
+        raise RefusedError(
+            "{path}: {value} is not a percentage above 0% and up to 100%",
+            fix="write one such as `50%`",
+        )
+    return share
 
 
 def _whole(value: object) -> object:
@@ -194,10 +185,10 @@ def _number(
     least: int, most: int, read: Callable[[object], object] = _whole, what: str = "a whole number"
 ) -> BeforeValidator:
     def number(value: object) -> int:
-        found = read(value)
-        if type(found) is not int or not least <= found <= most:
+        result = read(value)
+        if type(result) is not int or not least <= result <= most:
             raise RefusedError(f"{{path}}: {{value}} is not {what} from {least} to {most}")
-        return found
+        return result
 
     return BeforeValidator(number)
 
@@ -212,12 +203,7 @@ Offset = Annotated[int, _number(0, LARGEST_OFFSET)]
 Duration = Annotated[int, _duration()]
 PositiveDuration = Annotated[int, _duration(1, "longer than nothing, such as `30m`")]
 Retention = Annotated[int, _duration(SHORTEST_RETENTION_MS, "`1h` or longer, such as `7d`")]
-Share = Annotated[
-    float,
-    Field(strict=True, gt=0, le=1),
-    BeforeValidator(_share),
-    _else("{path}: {value} is not a percentage above 0% and up to 100%", "write one such as `50%`"),
-]
+Share = Annotated[float, BeforeValidator(_share)]
 
 
 # -- text
@@ -413,9 +399,11 @@ Servers = Annotated[
 # -- scalars and options
 
 
-def _flag(value: object) -> object:
+def _flag(value: object) -> bool:
     if isinstance(value, FromEnvironment) and value in ("true", "false"):
         return value == "true"
+    if not isinstance(value, bool):
+        raise RefusedError("{path}: {value} is neither true nor false")
     return value
 
 
@@ -464,12 +452,7 @@ def _named_as_by_librdkafka(options: dict[str, str]) -> dict[str, str]:
 _OWN_REGISTRY_OPTIONS: Final = re.compile(r"url|timeout|max\.retries|retries\..*|cache\..*")
 
 
-Flag = Annotated[
-    bool,
-    Field(strict=True),
-    BeforeValidator(_flag),
-    _else("{path}: {value} is neither true nor false"),
-]
+Flag = Annotated[bool, BeforeValidator(_flag)]
 Scalar = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
 Options = Annotated[dict[str, Annotated[str, BeforeValidator(_as_text)]], BeforeValidator(_named)]
 KafkaOptions = Annotated[Options, _without(OWN_OPTIONS), AfterValidator(_named_as_by_librdkafka)]
