@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBindingFilter,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
@@ -75,7 +76,11 @@ class SecuredBroker:
         secure.grant(self.status.directory, self._admin_port, allowed, user)
 
     def revoke(self, user: str, *no_longer: Permission) -> None:
-        secure.revoke(self.status.directory, self._admin_port, no_longer, user)
+        filters = dict.fromkeys(secure.binding(AclBindingFilter, user, each) for each in no_longer)
+        admin = self.admin
+        client = AdminClient({"bootstrap.servers": admin.bootstrap_servers, **admin.options})
+        for deleted in client.delete_acls(list(filters)).values():
+            deleted.result(30)
 
     @contextlib.contextmanager
     def another_certificate(self, authority: Authority, valid_for: timedelta) -> Iterator[Path]:

@@ -114,28 +114,18 @@ def grant(
     directory: Path, admin_port: int, allowed: Iterable[Permission], user: str = USER
 ) -> None:
     """Grant a user these permissions; what it was allowed before stays."""
-    if bindings := _bindings(kafka.AclBinding, user, allowed):
+    # A permission that is needed for several reasons comes several times.
+    bindings = list(dict.fromkeys(binding(kafka.AclBinding, user, each) for each in allowed))
+    if bindings:
         client = _client(directory, admin_port)
         _done(client.create_acls(bindings))
 
 
-def revoke(
-    directory: Path, admin_port: int, no_longer: Iterable[Permission], user: str = USER
-) -> None:
-    """Take these permissions from a user."""
-    client = _client(directory, admin_port)
-    _done(client.delete_acls(_bindings(kafka.AclBindingFilter, user, no_longer)))
-
-
-def _bindings(kind: Any, user: str, permissions: Iterable[Permission]) -> list[Any]:
-    # A permission that is needed for several reasons comes several times.
-    literal, allow = kafka.ResourcePatternType.LITERAL, kafka.AclPermissionType.ALLOW
-    bindings = []
-    for permission in permissions:
-        resource = (_KINDS[permission.kind], permission.name, literal)
-        operation = kafka.AclOperation[permission.operation]
-        bindings.append(kind(*resource, f"User:{user}", "*", operation, allow))
-    return list(dict.fromkeys(bindings))
+def binding(kind: Any, user: str, permission: Permission) -> Any:
+    """Return a permission of a user as Kafka's client has it, or a filter of permissions."""
+    resource = (_KINDS[permission.kind], permission.name, kafka.ResourcePatternType.LITERAL)
+    operation = kafka.AclOperation[permission.operation]
+    return kind(*resource, f"User:{user}", "*", operation, kafka.AclPermissionType.ALLOW)
 
 
 def _client(directory: Path, admin_port: int) -> admin.AdminClient:
