@@ -550,7 +550,7 @@ def reset(
                 jump = Jump(
                     owner, lake_settings, partitions, str(target), targets, *tails, topics=topics
                 )
-                facts = {**jump.preview(), "done": True}
+                facts = jump.preview()
                 jump.commit()
         else:
             this_run.check_identity()
@@ -560,8 +560,8 @@ def reset(
                 for sequence in (MERGED, CORRECTED)
             ]
             jump = Jump(owner, lake_settings, partitions, str(target), targets, *tails)
-            facts = {**jump.preview(), "done": False}
-    answer(facts, as_json, show.reset_view)
+            facts = jump.preview()
+    answer({**facts, "done": yes}, as_json, show.reset_view)
 
 
 @app.command(rich_help_panel=CHANGE)
@@ -681,9 +681,9 @@ def main() -> None:
     except typer.TyperException as error:
         _fail(usage.usage_sentence(error), error.exit_code)
     except BaseException as error:  # last resort: a stack trace is only shown on request
-        known = no_room(error) or (error if isinstance(error, WatersmeetError) else None)
-        if known is not None:
-            _fail(str(known), known.exit_code)
+        own = no_room(error) or (error if isinstance(error, WatersmeetError) else None)
+        if own is not None:
+            _fail(str(own), own.exit_code)
         logging.getLogger("watersmeet").debug("stack trace", exc_info=True)
         _fail(root_cause(error), 2 if missing_package(error) else 1)
 

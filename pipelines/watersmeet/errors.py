@@ -24,7 +24,6 @@ class Problem(NamedTuple):
     fix: str = ""
 
     def __str__(self) -> str:
-        """Return the problem as one sentence."""
         where = f"{self.where}: " if self.where else ""
         return f"{where}{self.what}{'; ' if self.fix else ''}{self.fix}"
 
@@ -67,10 +66,10 @@ class ConfigurationError(WatersmeetError):
 
 def raise_first(errors: Iterable[ConfigurationError]) -> None:
     """Raise the first of these errors, with the others as its `more`, if there are any."""
-    found = list(errors)
-    if found:
-        found[0].more = found[1:]
-        raise found[0]
+    faults = list(errors)
+    if faults:
+        faults[0].more = faults[1:]
+        raise faults[0]
 
 
 class KafkaTransientError(WatersmeetError):
@@ -420,8 +419,8 @@ def no_room(error: BaseException) -> NoRoomError | None:
 
 def lines_of(error: BaseException) -> list[str]:
     """Return the non-blank lines of an error's text, stripped, and without colours."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    return [line for line in map(str.strip, plain.splitlines()) if line]
+    uncoloured = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    return [line for line in map(str.strip, uncoloured.splitlines()) if line]
 
 
 def root_cause(error: BaseException) -> str:
@@ -461,10 +460,7 @@ def _is_gone(error: BaseException) -> bool:
 
 def is_retriable(error: BaseException) -> bool:
     """Return True if the same work may succeed a little later: a broker was away, or slow."""
-    if isinstance(error, WatersmeetError):
-        return error.retriable
-    own = _own(error)
-    return own is not None and own[0].retriable
+    return error.retriable if isinstance(error, WatersmeetError) else class_of(error).retriable
 
 
 def class_of(error: BaseException) -> type[WatersmeetError]:

@@ -313,8 +313,10 @@ class Gate:
         if name not in within:
             for parameters, body in self._catalog.macros.get(name, ()):
                 tree = _parsed(self.connection, f"SELECT {body}")["select_list"]
-                for _ in self._inside(name, tree, frozenset(parameters), within):
-                    pass
+                try:
+                    list(self.columns_of(tree, frozenset(parameters), (*within, name)))
+                except RefusedError as error:
+                    raise RefusedError(f"has `{name}`, which {error}") from None
 
     def _check_known(self, name: str) -> None:
         found = self._catalog.functions.get(name, set())
@@ -329,14 +331,6 @@ class Gate:
                 raise RefusedError(f"has `{name}`, which is about other rows{of_lists}")
             if kind == "scalar" and stability != "CONSISTENT":
                 raise RefusedError(f"has `{name}`, which gives something else in every run")
-
-    def _inside(
-        self, name: str, tree: object, parameters: frozenset[str], within: tuple[str, ...]
-    ) -> Iterator[str]:
-        try:
-            yield from self.columns_of(tree, parameters, (*within, name))
-        except RefusedError as error:
-            raise RefusedError(f"has `{name}`, which {error}") from None
 
     def _check_aggregate(self, name: str, children: list[dict[str, Any]]) -> None:
         if name not in _LIST_AGGREGATES:

@@ -139,11 +139,11 @@ def _tried(
     except (duckdb.Error, TooLargeError):
         if len(rows) > _FEW_ROWS:
             return _NO_ANSWER, _NOTHING
-    found = []
+    answers = []
     for number in range(len(rows)):
         connection.register(ROWS, rows.slice(number, 1))
-        found.append(_evaluated(connection, text, rows.slice(number, 1))[1])
-    return _ANSWER, pa.concat_tables(found, promote_options="default")
+        answers.append(_evaluated(connection, text, rows.slice(number, 1))[1])
+    return _ANSWER, pa.concat_tables(answers, promote_options="default")
 
 
 class TooLargeError(Exception):

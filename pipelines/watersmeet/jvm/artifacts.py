@@ -160,16 +160,16 @@ def _download(artifacts: list[Artifact], new: Path, folder: Path) -> str | None:
 def _take(maven: MavenContext, folder: Path, artifact: Artifact) -> str | None:
     project = maven.project(artifact.organisation, artifact.module)
     component = project.at_version(artifact.version)
-    asked = component.artifact(artifact.classifier, artifact.extension)
+    requested = component.artifact(artifact.classifier, artifact.extension)
     problem = None
     for _ in range(_TRIES):
         try:
-            file = asked.resolve()
+            file = requested.resolve()
         except OSError as error:
             if error.errno is not None:  # of this machine, not of requests
                 raise
             problem = f"{_host(maven)} does not answer: {_cause(error)}"
-            (maven.repo_cache / asked.component.path_prefix / asked.filename).unlink(
+            (maven.repo_cache / requested.component.path_prefix / requested.filename).unlink(
                 missing_ok=True
             )
             continue

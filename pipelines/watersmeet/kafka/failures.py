@@ -75,9 +75,9 @@ class ConnectionLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a line of the log. What nobody knows counts as trouble."""
-        said = record.getMessage()
-        if not self.trouble and not _HARMLESS.match(said):
-            self.trouble = said
+        text = record.getMessage()
+        if not self.trouble and not _HARMLESS.match(text):
+            self.trouble = text
 
 
 class ErrorLog:

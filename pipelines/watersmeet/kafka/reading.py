@@ -148,10 +148,6 @@ def read_range(
         yield _batch(offset_range, messages, headers)
 
 
-def _size(message: Message) -> int:
-    return len(message) + len(message.key() or b"")
-
-
 def _header_bytes(headers: _Headers) -> int:
     return sum(len(name) + len(value or b"") for name, value in headers)
 
@@ -193,7 +189,7 @@ def _messages(
                 since = time.monotonic()
                 _check_leader(offset_range, position, messages[-1])
                 position = (messages[-1].offset() or 0) + 1
-                sizes = list(map(_size, messages))
+                sizes = [len(each) + len(each.key() or b"") for each in messages]
                 count = min(
                     max_records, 4 * count, max(1, len(sizes) * BATCH_BYTES // max(1, sum(sizes)))
                 )
@@ -351,19 +347,6 @@ def headers_of(message: Message) -> _Headers:
     return headers or []
 
 
-def first_times(
-    kafka: KafkaSettings, topic: str, offsets: Mapping[int, int], timeout_s: float
-) -> dict[int, int]:
-    """Return, by partition, Kafka's timestamp (ms) of the record at an offset, or of the next one.
-
-    Also of records that are not committed. None where a partition does not answer in time.
-    """
-    with contextlib.suppress(KafkaTransientError):
-        first = first_messages(kafka, topic, offsets, timeout_s, isolation_level="read_uncommitted")
-        return {p: message.timestamp()[1] for p, message in first.items()}
-    return {}
-
-
 def first_messages(
     kafka: KafkaSettings,
     topic: str,
@@ -483,6 +466,11 @@ def open_transactions(
     """Return `Cluster.bounds_of` partitions, and the oldest open transaction of each with one."""
     bounds, behind = cluster.bounds_and_unsettled(topic, partitions)
     firsts = {p: bounds[p][1] for p in behind}
-    times = first_times(cluster.kafka, topic, firsts, cluster.timeout_s)
+    messages = dict[int, Message]()
+    with contextlib.suppress(KafkaTransientError):
+        messages = first_messages(
+            cluster.kafka, topic, firsts, cluster.timeout_s, isolation_level="read_uncommitted"
+        )
+    times = {p: message.timestamp()[1] for p, message in messages.items()}
     valid_times = {p: time_ms for p, time_ms in times.items() if 0 <= time_ms <= LAST_EVENT_TIME_MS}
     return bounds, {p: OpenTransaction(firsts[p], behind[p], valid_times.get(p)) for p in behind}
