@@ -43,6 +43,7 @@ from watersmeet.monitoring.observability import (
     logs_are_json,
     reporting,
     set_up_logging,
+    working,
 )
 from watersmeet.output import answer, print_json, print_text, write_in_any_encoding
 from watersmeet.settings import load_settings
@@ -115,18 +116,22 @@ def fetch(
     from watersmeet.jvm.artifacts import GROUPS, cache_folder
     from watersmeet.jvm.artifacts import fetch as fetch_group
 
-    files = [str(file) for group in GROUPS for file in fetch_group(group, into or cache_folder())]
-    if into is None and class_archive.name() is not None:
-        from watersmeet.engine.class_archive import make_archive
+    folder = into or cache_folder()
+    with working("fetches JVM artifacts") as reporter:
+        files = [str(file) for group in GROUPS for file in fetch_group(group, folder)]
+        if into is None and class_archive.name() is not None:
+            from watersmeet.engine.class_archive import make_archive
 
-        make_archive()
+            reporter.begin("prepares quicker starts of Spark")
+            make_archive()
     answer({"files": files}, as_json, lambda _: "\n".join(files))
 
 
 @app.command(rich_help_panel=LOOK)
 def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
-    problems, doubts, preview = _find_problems(config)
+    with working("checks configuration, topics and tables"):
+        problems, doubts, preview = _find_problems(config)
     facts: dict[str, Any] = {"ok": not problems, "problems": [each._asdict() for each in problems]}
     warnings = [doubt._asdict() for doubt in doubts]
     if warnings:
@@ -188,7 +193,9 @@ def try_rules(
     lake."""
     from watersmeet.dry_run import try_file
 
-    answer(try_file(config, file, close=close), as_json, show.try_view)
+    with working("merges the records of the file"):
+        result = try_file(config, file, close=close)
+    answer(result, as_json, show.try_view)
 
 
 @app.command(rich_help_panel=RUN)
@@ -229,8 +236,14 @@ def run(
                 this_run.until_stopped()
 
         run_with_restarts(begin, asked_to_stop, stopping, reporter)
+        if asked_to_stop.is_set():
+            reporter.notify("run", "stopped, as asked")
+        elif reporter.latest.keys() <= {"lake"}:
+            reporter.notify("run", "nothing new")
     if as_json:
         print_json({"layers": list(chosen), "latest": reporter.latest})
+    else:
+        reporter.leave_latest()
 
 
 @app.command(rich_help_panel=RUN)
@@ -255,8 +268,10 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     where."""
     from watersmeet.ask.status import status as find_status
 
-    settings = load_settings(config)
-    answer(find_status(reader_of(settings), settings), as_json, show.status_view)
+    with working("asks Kafka and the lake"):
+        settings = load_settings(config)
+        facts = find_status(reader_of(settings), settings)
+    answer(facts, as_json, show.status_view)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -280,10 +295,11 @@ def explain(
     them."""
     from watersmeet.ask.explain import explain as explain_key
 
-    settings = load_settings(config)
-    merge_key = arguments.parse_key(key, key_json)
-    time = None if as_of is None else arguments.parse_as_of("--as-of", as_of)
-    facts = explain_key(reader_of(settings), settings, merge_key, time, tenant)
+    with working("looks for the key in the lake"):
+        settings = load_settings(config)
+        merge_key = arguments.parse_key(key, key_json)
+        time = None if as_of is None else arguments.parse_as_of("--as-of", as_of)
+        facts = explain_key(reader_of(settings), settings, merge_key, time, tenant)
     answer(facts, as_json, show.explain_view)
 
 
@@ -307,10 +323,11 @@ def sql(
 
     if as_csv and as_json:
         raise ConfigurationError("two forms are named", where="--csv, --json", fix="give one")
-    settings = load_settings(config)
-    time = None if at is None else arguments.parse_as_of("--at", at)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the engine does not let Python end it
-    rows = ask(reader_of(settings), settings, query, time)
+    with working("runs the query", has_line=False):
+        settings = load_settings(config)
+        time = None if at is None else arguments.parse_as_of("--at", at)
+        rows = ask(reader_of(settings), settings, query, time)
     if as_csv:
         write_csv(rows)
     else:
@@ -337,10 +354,9 @@ def verify(
     from watersmeet.audit.verify import has_lake
     from watersmeet.audit.verify import verify as find_broken
 
-    settings = load_settings(config)
-    reader = reader_of(settings)
-    with reporting() as reporter:
-        reporter.begin("checks the promises")
+    with working("checks the promises"):
+        settings = load_settings(config)
+        reader = reader_of(settings)
         if against is None:
             result = find_broken(reader, settings, full=full, generation=generation)
         else:
@@ -389,11 +405,10 @@ def rebuild(
     not changed."""
     from watersmeet.audit.rebuild import rebuild as derive_again
 
-    settings = load_settings(config)
-    window = arguments.parse_window(timeout, gap, longest)
-    lag_ms = None if lag is None else parse_duration(lag)
-    with reporting() as reporter:
-        reporter.begin("derives silver again")
+    with working("derives silver again") as reporter:
+        settings = load_settings(config)
+        window = arguments.parse_window(timeout, gap, longest)
+        lag_ms = None if lag is None else parse_duration(lag)
         result = derive_again(
             reader_of(settings),
             settings,
@@ -424,10 +439,12 @@ def redrive(
     many; changes data with --apply."""
     from watersmeet.operations.redrive import Redrive
 
-    settings = load_settings(config)
-    since_ms = None if since is None else arguments.parse_time_ms("--since", since)
-    work = Redrive(begun_reader_of(settings, changes=apply), settings, reason, since_ms)
-    answer(work.run(apply=apply), as_json, show.redrive_view)
+    with working("looks for refused records"):
+        settings = load_settings(config)
+        since_ms = None if since is None else arguments.parse_time_ms("--since", since)
+        work = Redrive(begun_reader_of(settings, changes=apply), settings, reason, since_ms)
+        facts = work.run(apply=apply)
+    answer(facts, as_json, show.redrive_view)
 
 
 @app.command(rich_help_panel=CHANGE)
@@ -454,12 +471,12 @@ def forget(
     and until when; changes data with --apply."""
     from watersmeet.operations.forget import Forgetting, forgotten
 
-    settings = load_settings(config)
-    merge_key = arguments.parse_key(key, key_json)
-    # A tombstone is sent for a key whose lake was lost, too.
-    reader_for = reader_of if apply and tombstone else begun_reader_of
-    reader = reader_for(settings, changes=apply)
-    with reporting() as reporter:
+    with working("looks for the key in the lake") as reporter:
+        settings = load_settings(config)
+        merge_key = arguments.parse_key(key, key_json)
+        # A tombstone is sent for a key whose lake was lost, too.
+        reader_for = reader_of if apply and tombstone else begun_reader_of
+        reader = reader_for(settings, changes=apply)
         if apply:
             facts = forgotten(settings, merge_key, reporter, tenant, has_tombstone=tombstone)
         else:
@@ -483,9 +500,10 @@ def check(
 ) -> None:
     """Check what is new in the lake against the suites of expectations; exit status 3 where one is
     not met; changes data: the table `quality`."""
-    from watersmeet.quality.command import check_lake
+    with working("checks the expectations"):
+        from watersmeet.quality.command import check_lake
 
-    done = check_lake(load_settings(config), since, html)
+        done = check_lake(load_settings(config), since, html)
     answer(done.document(), as_json, show.check_view)
     if not done.ok:
         raise typer.Exit(3)
@@ -506,9 +524,10 @@ def report(
     from watersmeet.ask.report_page import page
     from watersmeet.running.owner import now_ms
 
-    settings = load_settings(config)
-    check_writable("--out", out)  # fail before reading the whole lake
-    write_page("--out", out, page(read_report(reader_of(settings), settings, now_ms())))
+    with working("reads the lake and draws the charts"):
+        settings = load_settings(config)
+        check_writable("--out", out)  # fail before reading the whole lake
+        write_page("--out", out, page(read_report(reader_of(settings), settings, now_ms())))
     answer({"written": str(out)}, as_json, lambda _: str(out))
 
 
@@ -532,9 +551,9 @@ def reset(
     from watersmeet.running.generations import Jump, targets_of
     from watersmeet.running.owner import Owner
 
-    settings = load_settings(config)
-    target = arguments.parse_target(to)
-    with reporting() as reporter:
+    with working("compares the lake with Kafka") as reporter:
+        settings = load_settings(config)
+        target = arguments.parse_target(to)
         begun_reader_of(settings, changes=yes)
         this_run = Run(settings, LAYERS, reporter, is_preview=not yes)
         lake_settings = this_run.settings
@@ -577,8 +596,8 @@ def evolve(
     from watersmeet.operations.evolve import evolve as record
     from watersmeet.operations.evolve import preview
 
-    settings = load_settings(config)
-    with reporting() as reporter:
+    with working("compares the configuration with the lake") as reporter:
+        settings = load_settings(config)
         reader = begun_reader_of(settings, changes=apply)
         changes = record(reader, settings, reporter) if apply else preview(reader, settings)
     answer(changes, as_json, show.evolve_view)
@@ -594,9 +613,9 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     from watersmeet.run import LAYERS, Run
     from watersmeet.running.owner import kept_by
 
-    settings = load_settings(config)
-    begun_reader_of(settings, changes=True)
-    with reporting() as reporter:
+    with working("reads the lake") as reporter:
+        settings = load_settings(config)
+        begun_reader_of(settings, changes=True)
         this_run = Run(settings, LAYERS, reporter)
         names = [name for layer in LAYERS for name in kept_by(layer, this_run.settings)]
         with this_run.take_layers() as layer_set:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import time
+from pathlib import Path
 
 import pytest
 
+from tests.support.commands import in_process
+from watersmeet.errors import ConfigurationError
+from watersmeet.monitoring import observability, progress
 from watersmeet.monitoring.observability import JsonLines, Reporter
 from watersmeet.monitoring.progress import Progress
 
@@ -90,3 +95,52 @@ def test_in_json_a_backlog_has_its_numbers(clock: Clock, caplog: pytest.LogCaptu
     line = json.loads(JsonLines().format(record))
     assert line["layer"] == "progress"
     assert line["facts"] == {"done": 3000, "of": 4000, "rate": 273, "left_s": 4}
+
+
+LOADS = "watersmeet.cli.load_settings"
+SLOW = {
+    "fetch": "watersmeet.jvm.artifacts.fetch",
+    "validate": LOADS,
+    "try examples.jsonl": "watersmeet.dry_run.try_file",
+    "status": LOADS,
+    "explain 7": LOADS,
+    "sql query": LOADS,
+    "verify": LOADS,
+    "rebuild --into again": LOADS,
+    "redrive --reason no_key": LOADS,
+    "forget 7": LOADS,
+    "check": LOADS,
+    "report --out page.html": LOADS,
+    "reset --to latest": LOADS,
+    "evolve": LOADS,
+    "maintain": LOADS,
+    "broker start": "watersmeet.dev.broker.start",
+    "broker send examples.jsonl": "watersmeet.commands.broker.load_settings",
+    "broker stop": "watersmeet.dev.broker.stop",
+}
+"""A function that each command calls while it works; `run` says of itself what it does."""
+
+
+@pytest.mark.parametrize("command", SLOW)
+def test_every_command_says_what_is_under_way(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def is_said() -> bool:
+        return any(message.startswith("progress: ") for message in caplog.messages)
+
+    def work(*_: object, **__: object) -> None:
+        deadline_s = time.monotonic() + 60
+        while not is_said() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        raise ConfigurationError("enough", fix="nothing")
+
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(observability, "TICK_S", 0.01)
+    monkeypatch.setattr(SLOW[command], work)
+    with caplog.at_level(logging.INFO, "watersmeet"):
+        done = in_process(*command.split(), cwd=tmp_path)
+    assert (done.returncode, "enough" in done.stdout + done.stderr) == (2, True), done
+    assert is_said()

@@ -421,7 +421,8 @@ class _LakeFigures:
         """
         span = self.one(
             "SELECT min(event_time) AS first, max(event_time) AS last, max(due) AS due, "
-            f"sum(CASE WHEN {IS_FINISHED} THEN 1 ELSE 0 END) AS finished FROM merged"
+            f"sum(CASE WHEN {IS_FINISHED} THEN 1 ELSE 0 END) AS finished, "
+            "sum(CASE WHEN invalid_reason = 'reset' THEN 1 ELSE 0 END) AS closed FROM merged"
         )
         if span["first"] is None:
             yield Figure("Merge records", "Silver has no merge record yet.", [])
@@ -434,10 +435,9 @@ class _LakeFigures:
             f"ms(event_time) % {steps.width} <= {part}" if is_sampled else "TRUE"
         )
         read = self.one(f"SELECT count(*) AS n FROM merged WHERE {sample}")["n"]
-        about = (
-            f"Of {read:,} of the {finished:,} that have timed out (without those that a jump "
-            "closed)."
-        )
+        all_or_some = f"{read:,} of the" if is_sampled else "all"
+        closed = " (without those that a jump closed)" if span["closed"] else ""
+        about = f"Of {all_or_some} {finished:,} that have timed out{closed}."
         yield from self.match_figures(steps, sample, read, about)
         caption = f"How many merge records have this many parts, all sources together. {about}"
         size = " + ".join(f"coalesce(cardinality({quoted(s)}), 0)" for s in self.sources)
@@ -553,8 +553,8 @@ class _LakeFigures:
         ]
         caption = (
             "Computed, not observed: each record counts from its event time on, for as long as it "
-            "can be joined, but for those that a jump closed. The mean of each step of "
-            f"{duration(steps.width)}, all partitions together."
+            f"can be joined{', but for those that a jump closed' if span['closed'] else ''}. "
+            f"The mean of each step of {duration(steps.width)}, all partitions together."
         )
         if clock > steps.end:
             caption += f" Nothing is open from then on; the largest clock is {utc(clock)}."

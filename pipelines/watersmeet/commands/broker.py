@@ -11,6 +11,7 @@ import typer
 
 from watersmeet.commands.arguments import DEFAULT_CONFIG, Config, Json
 from watersmeet.commands.usage import new_app, show_help_alone
+from watersmeet.monitoring.observability import working
 from watersmeet.output import answer
 from watersmeet.settings import load_settings
 
@@ -45,10 +46,10 @@ def start(
     """Start the broker, and return once it answers."""
     from watersmeet.dev import broker
 
-    allowed = _permissions(config) if secure else None
-    _show_broker(
-        broker.start(directory, port, secure=secure, allowed=allowed or ()), as_json, allowed
-    )
+    with working("waits for the broker to start"):
+        allowed = _permissions(config) if secure else None
+        started = broker.start(directory, port, secure=secure, allowed=allowed or ())
+    _show_broker(started, as_json, allowed)
 
 
 @broker_app.command()
@@ -64,7 +65,9 @@ def send(
     sources that it lacks."""
     from watersmeet.dev.send import send_file, send_view
 
-    answer(send_file(load_settings(config), file, directory), as_json, send_view)
+    with working("sends the records"):
+        sent = send_file(load_settings(config), file, directory)
+    answer(sent, as_json, send_view)
 
 
 @broker_app.command()
@@ -72,7 +75,9 @@ def stop(directory: Directory = DEFAULT_BROKER, as_json: Json = False) -> None:
     """Stop the broker; its data stays."""
     from watersmeet.dev import broker
 
-    _show_broker(broker.stop(directory), as_json)
+    with working("waits for the broker to stop"):
+        stopped = broker.stop(directory)
+    _show_broker(stopped, as_json)
 
 
 @broker_app.command("status")

@@ -23,7 +23,7 @@ from watersmeet.errors import BrokerError, ConfigurationError, MissingPackageErr
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake.table_reader import TableReader
-from watersmeet.monitoring.observability import reporting
+from watersmeet.monitoring.observability import reporting, working
 from watersmeet.output import print_text, print_view
 from watersmeet.quality.check import check
 from watersmeet.quality.suites import read_suites
@@ -51,7 +51,8 @@ def run_demo(directory: Path, engine: str) -> None:
     """
     _make_room(directory)
     try:
-        servers = broker.start(directory / "broker").bootstrap_servers
+        with working("starts a broker of Kafka"):
+            servers = broker.start(directory / "broker").bootstrap_servers
         if servers is None:
             raise BrokerError(
                 f"the broker in {directory / 'broker'} ended at once",
@@ -59,7 +60,8 @@ def run_demo(directory: Path, engine: str) -> None:
             )
         configuration = _write_configuration(directory, servers, engine)
         settings = load_settings(configuration)
-        produced = clickstream.produce(settings.kafka)
+        with working("sends the records to the broker"):
+            produced = clickstream.produce(settings.kafka)
         with reporting() as reporter:
             this_run = Run(settings, LAYERS, reporter)
             this_run.once()
@@ -104,7 +106,9 @@ def _show(settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
     print_view(status_view(status(reader, settings)))
     _headline("What the data is expected to be (watersmeet check, by Great Expectations)")
     try:
-        print_view(check_view(check(engine, settings, read_suites(settings), now_ms()).document()))
+        with working("checks the expectations"):
+            done = check(engine, settings, read_suites(settings), now_ms())
+        print_view(check_view(done.document()))
     except MissingPackageError as error:
         print_text(f"  {error}")
     return str(examples[0]["merge_key"])

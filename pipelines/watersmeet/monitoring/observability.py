@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+from watersmeet.core.texts import without_controls
 from watersmeet.monitoring.progress import Progress
 
 log = logging.getLogger("watersmeet")
@@ -120,6 +121,12 @@ class Reporter:
                 facts = {"layer": "progress", "facts": self._progress.facts()}
                 log.info("progress: %s", self._progress.line(), extra=facts)
 
+    def leave_latest(self) -> None:
+        """Write each layer's last news to a terminal, where the progress line is gone."""
+        if self._status is not None:
+            for layer, news in self.latest.items():
+                sys.stderr.write(f"{layer}: {without_controls(news)}\n")
+
     def _update(self, status: Status) -> None:
         news = [f"[bold]{name}[/] {text}" for name, text in self.latest.items()]
         line = self._progress.line()
@@ -127,10 +134,22 @@ class Reporter:
 
 
 @contextmanager
-def reporting() -> Iterator[Reporter]:
+def working(what: str, *, has_line: bool = True) -> Iterator[Reporter]:
+    """Provide a reporter that says `what` is under way, with a line after ten silent seconds.
+
+    `has_line`: as for `reporting`.
+    """
+    with reporting(has_line=has_line) as reporter:
+        reporter.begin(what)
+        yield reporter
+
+
+@contextmanager
+def reporting(*, has_line: bool = True) -> Iterator[Reporter]:
     """Provide a reporter, which shows its progress every second.
 
-    It has a progress line on a terminal, unless JSON is asked for, and else log lines.
+    It has a progress line on a terminal, unless JSON is asked for, and else log lines. Without
+    `has_line` it has log lines there, too: a signal that ends the process at once cannot hide them.
     """
     ended = threading.Event()
 
@@ -140,7 +159,7 @@ def reporting() -> Iterator[Reporter]:
 
     with ExitStack() as line:
         status = None
-        if sys.stderr.isatty() and not logs_are_json():
+        if has_line and sys.stderr.isatty() and not logs_are_json():
             status = line.enter_context(Console(stderr=True).status("starting ..."))
         reporter = Reporter(status)
         thread = threading.Thread(target=tick, name="progress", daemon=True)
