@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
+from watersmeet.core.texts import number_of
 from watersmeet.engine import Engine, KafkaInput, Rows
 from watersmeet.errors import DataLossError, NewLeaderError, QuarantineLimitError, class_of
 from watersmeet.faults import fault_point
@@ -180,7 +181,7 @@ class Bronze:
         self.owner.notify(RecordsProcessed("bronze", {self.input.topic: counts.outcomes}))
         self.reporter.notify(
             tables.bronze(self.settings.input_names[self.input]),
-            f"{counts.records} records, {counts.refused} refused",
+            f"{number_of(counts.records, 'record')}, {counts.refused:,} refused",
             records=counts.records,
             refused=counts.refused,
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from watersmeet.bronze import Bronze
 from watersmeet.core.inputs import InputId
 from watersmeet.core.sequence import CORRECTED
+from watersmeet.core.texts import number_of
 from watersmeet.core.times import time_text
 from watersmeet.engine import Running
 from watersmeet.gold import Gold
@@ -179,7 +180,7 @@ class Cycle:
             slowest = "undefined" if clock is None else time_text(clock)
             self._run.reporter.notify(
                 "silver",
-                f"batch {plan.batch}: {offsets} offsets, slowest clock {slowest}",
+                f"batch {plan.batch}: {number_of(offsets, 'offset')}, slowest clock {slowest}",
                 batch=plan.batch,
                 offsets=offsets,
                 clock=clock,
@@ -198,14 +199,14 @@ class Cycle:
             sequence.until = self._run.runner.retry(sequence.reached)
         for dead_letters in self.dead_letters:
             for sent in self._batches(dead_letters.drain):
-                news = f"{sent} dead letters sent to {dead_letters.topic}"
+                news = f"{number_of(sent, 'dead letter')} sent to {dead_letters.topic}"
                 self._run.reporter.notify("gold", news, messages=sent, topic=dead_letters.topic)
                 self._run.runner.retry(self._maintenance["gold"].after_commit)
         for gold in (*self.corrections, self.gold):
             topic = gold.sequence.topic
             for publications in self._batches(gold.drain):
                 messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
-                news = f"{messages} messages published to {topic}"
+                news = f"{number_of(messages, 'message')} published to {topic}"
                 self._run.reporter.notify("gold", news, messages=messages, topic=topic)
                 self._run.runner.retry(self._maintenance["gold"].after_commit)
 

@@ -204,6 +204,20 @@ def test_an_error_points_into_the_query(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT", "the query has no end"),
+        ('SELECT status FROM merged WHERE status = "open"', "stands between single quotes"),
+    ],
+)
+def test_what_beginners_write_is_told_with_what_is_right(
+    lake: ModelLake, query: str, said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        rows(lake.reader, lake.settings, query)
+
+
 def test_what_fails_for_a_row_is_told_in_one_sentence(lake: ModelLake) -> None:
     with pytest.raises(QueryError) as failed:
         rows(lake.reader, lake.settings, "SELECT CAST(topic AS int) FROM progress")

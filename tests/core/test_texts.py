@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from watersmeet.core.json_schema import ValueSchema
-from watersmeet.core.texts import CONTROLS, printable, without_controls
+from watersmeet.core.texts import CONTROLS, number_of, printable, without_controls
 from watersmeet.output import answer
 
 pytestmark = pytest.mark.fault("hostile")
@@ -27,6 +27,13 @@ def test_what_is_printable_is_one_line_without_anything_that_steers(text: str) -
     assert made == text or not text.isprintable()
     assert not CONTROLS.search(without_controls(text))
     assert without_controls(text) == text or CONTROLS.search(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 records"), (1, "1 record"), (2_000, "2,000 records")]
+)
+def test_a_noun_has_an_s_unless_it_is_one(number: int, text: str) -> None:
+    assert number_of(number, "record") == text
 
 
 @pytest.mark.promise("A37")

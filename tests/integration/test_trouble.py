@@ -123,7 +123,7 @@ def outlive(
 ) -> None:
     """The broker is killed while a run goes on, and started again; the run has said and counted it,
     and published all that came before and after."""
-    until(lambda: is_said("messages published"), "the first messages")
+    until(lambda: is_said("published to"), "the first messages")
     port = broker.status(folder).port
     process_of(folder).kill()
     until(lambda: is_said("trying again", "waiting for"), "a visible reason")

@@ -283,7 +283,7 @@ def test_a_permission_that_is_taken_away_under_way_ends_the_run_and_nothing_is_l
     run = river.run()
     try:
         until(
-            lambda: "messages published" in run.log.read_text() or run.process.poll() is not None,
+            lambda: "published to" in run.log.read_text() or run.process.poll() is not None,
             "the first messages",
         )
         missing = permissions(river.settings)[0]

@@ -114,7 +114,7 @@ def test_a_run_outlives_a_store_that_is_away(on_s3: MakeRiver, store: Store) -> 
     river.flow()
     run = river.run()
     try:
-        until(lambda: "messages published" in run.said(), "messages before the store goes away")
+        until(lambda: "published to" in run.said(), "messages before the store goes away")
         store.kill()
         try:
             river.flow()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.support.commands import in_process
 from watersmeet.errors import ConfigurationError
@@ -95,6 +97,17 @@ def test_in_json_a_backlog_has_its_numbers(clock: Clock, caplog: pytest.LogCaptu
     line = json.loads(JsonLines().format(record))
     assert line["layer"] == "progress"
     assert line["facts"] == {"done": 3000, "of": 4000, "rate": 273, "left_s": 4}
+
+
+def test_the_last_news_stay_on_a_terminal_when_a_run_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reporter = Reporter(Console(file=io.StringIO()).status("starting ..."))
+    reporter.notify("silver", "batch 0")
+    reporter.notify("silver", "batch 1")
+    reporter.notify("gold", "2 messages\x1b[31m published")
+    reporter.leave_latest()
+    assert capsys.readouterr().err == "silver: batch 1\ngold: 2 messages[31m published\n"
 
 
 LOADS = "watersmeet.cli.load_settings"

@@ -104,11 +104,22 @@ def drawn(
 # -- layers
 
 
-def lines(*, has_points: bool = False, is_stepped: bool = True, **channels: Any) -> alt.Chart:
-    """Return lines through the rows; without points, one row alone is not seen."""
+def lines(*, is_stepped: bool = True, **channels: Any) -> alt.Chart:
+    """Return lines through the rows; without `dots`, one row alone is not seen."""
     shape: dict[str, Any] = {"interpolate": "step-after"} if is_stepped else {}
-    chart = alt.Chart().mark_line(tooltip=True, point=has_points, **shape)
+    chart = alt.Chart().mark_line(tooltip=True, **shape)
     return _encoded(chart, **channels)
+
+
+def dots(names: Sequence[Any], field: str = "of", **channels: Any) -> alt.Chart:
+    """Return a dot for each row, in the colours of `told_apart`, with the earlier ones larger: so
+    each of several dots that lie on each other is seen.
+    """
+    sizes = [round((width + 4) ** 2) for width in _widths(len(names))]
+    scale = alt.Scale(type="ordinal", domain=list(names), range=sizes)
+    size = alt.Size(field, type="nominal", scale=scale, legend=None)
+    mark = alt.Chart().mark_point(tooltip=True, filled=True, opacity=1)
+    return _encoded(mark, color=colour(names, field), size=size, **channels)
 
 
 def area(**channels: Any) -> alt.Chart:
@@ -183,11 +194,14 @@ def told_apart(names: Sequence[Any], field: str = "of") -> dict[str, Any]:
     """Return channels with a colour and a width for each name, the earlier ones wider: so each of
     several lines that lie on each other is seen.
     """
-    step = min(3.0, 8 / max(1, len(names) - 1))
-    widths = [round(1.6 + step * n, 2) for n in reversed(range(len(names)))]
-    scale = alt.Scale(type="ordinal", domain=list(names), range=widths)
+    scale = alt.Scale(type="ordinal", domain=list(names), range=_widths(len(names)))
     width = alt.StrokeWidth(field, type="nominal", scale=scale, legend=None)
     return {"color": colour(names, field), "strokeWidth": width}
+
+
+def _widths(count: int) -> list[float]:
+    step = min(3.0, 8 / max(1, count - 1))
+    return [round(1.6 + step * n, 2) for n in reversed(range(count))]
 
 
 def time_format(first: int, end: int) -> str:

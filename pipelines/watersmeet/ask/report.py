@@ -305,19 +305,18 @@ class _LakeFigures:
         )
         clocks = [row["clock"] for row in found if row["clock"] is not None]
         drawn_rows = [row for row in found if row["partition"] in self.shown] if clocks else []
-        y = charts.time("event time", min(clocks, default=0), max(clocks, default=0))
-        lines = charts.lines(
-            has_points=len(drawn_rows) <= 30 * len(self.shown),
-            x=x,
-            y=alt.Y("clock", **y),
-            **charts.told_apart(self.shown, "partition"),
+        y = alt.Y(
+            "clock", **charts.time("event time", min(clocks, default=0), max(clocks, default=0))
         )
+        layers = [charts.lines(x=x, y=y, **charts.told_apart(self.shown, "partition"))]
+        if len(drawn_rows) <= 30 * len(self.shown):
+            layers.append(charts.dots(self.shown, "partition", x=x, y=y))
         caption = (
             "How far event time had come, after the last batch of each step of "
             f"{duration(steps.width)}.{_SHOWN}"
         )
         title = "Clock of each partition"
-        return drawn(title, caption, drawn_rows, lines, nothing=_NO_CLOCK, height=240)
+        return drawn(title, caption, drawn_rows, *layers, nothing=_NO_CLOCK, height=240)
 
     def lead_figures(self, steps: Steps, x: Any) -> Iterator[Figure]:
         at = steps.of("ms(committed_at)")
@@ -477,9 +476,8 @@ class _LakeFigures:
         x = charts.at("event time", steps.first, steps.end)
         scale = alt.Scale(domain=[0, 1])
         y = number("share", "of merge records", scale=scale, format=".0%")
-        points = charts.lines(
-            has_points=True, is_stepped=False, x=x, y=y, **charts.told_apart([*conditions])
-        )
+        lines = charts.lines(is_stepped=False, x=x, y=y, **charts.told_apart([*conditions]))
+        dots = charts.dots([*conditions], x=x, y=y)
         only = "Only " if matched < LOW_MATCH else ""
         overall = (
             f"{only}{matched:.1%} of the merge records have parts of all sources. " if found else ""
@@ -488,7 +486,7 @@ class _LakeFigures:
             f"{overall}The shares in steps of {duration(wide.width)}, of all sources and of each. "
             f"{about}"
         )
-        yield drawn("Match rate", caption, found, points, nothing=_NONE_FINISHED, height=200)
+        yield drawn("Match rate", caption, found, lines, dots, nothing=_NONE_FINISHED, height=200)
         if matched >= LOW_MATCH or not (reasons := why_incomplete(self.reader, self.settings)):
             return
         caption = (

@@ -51,16 +51,26 @@ def _pointing(error: QueryError, query: str, dialect: str) -> ConfigurationError
     what, _, advice = error.said.partition("Did you mean ")
     what = what.partition("\n")[0].strip().rstrip(".")
     near = re.match(r"(?:one of the following\? \[)?['`\"]([^'`\"]+)", advice)
+    if error.line is not None and error.line > query.count("\n") + 1:
+        return ConfigurationError(
+            "the query has no end: something is missing behind its last word",
+            where="QUERY",
+            fix="complete it",
+        )
     place = "" if error.line is None else f"line {error.line}, column {error.column}"
     if not place and (name := _NAME.search(what)):
         place = place_of(query, name[1], dialect)
+    fix = f"did you mean `{near[1].replace('`', '')}`?" if near else ""
+    if not near and _QUOTED.search(what):
+        fix = "a text stands between single quotes: double ones enclose a name"
     return ConfigurationError(
         f"{what[:1].lower()}{what[1:]}",
         where=f"QUERY, {place}" if place else "QUERY",
-        fix=f"did you mean `{near[1].replace('`', '')}`?" if near else "",
+        fix=fix,
     )
 
 
+_QUOTED: Final = re.compile('No field named "')
 _NAME: Final = re.compile(r"(?:No field named |Invalid function '|name `)([\w.]+)")
 
 

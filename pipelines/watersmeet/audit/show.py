@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from watersmeet.configuration.sources import spelled
-from watersmeet.core.texts import printable
+from watersmeet.core.texts import number_of, printable
 from watersmeet.core.times import duration, utc
 from watersmeet.errors import Problem
 
@@ -226,8 +226,8 @@ def redrive_view(answer: Row) -> Group:
     titled = {"refused": "found", "redriven_before": "before", "redriven_now": "after"}
     table = _fields(records, "table", "source", "topic", **titled)
     count = answer["sent"] if is_done else sum(row["found"] - row["after"] for row in records)
-    does = "were" if is_done else "would be"
-    said = f"{count:,} records refused as {answer['reason']} {does} sent again"
+    does = ("was" if count == 1 else "were") if is_done else "would be"
+    said = f"{number_of(count, 'record')} refused as {answer['reason']} {does} sent again"
     return _change_view(said, table, is_done, "--apply", "sent")
 
 
@@ -236,7 +236,9 @@ def repartition_view(answer: Row) -> str:
     lines = []
     for row in answer["sources"]:
         ends = ", ".join(f"[{partition}]@{end}" for partition, end in row["ends"].items())
-        written = f"{row['records']:,} records of {row['from']} written to {row['topic']}"
+        written = (
+            f"{number_of(row['records'], 'record')} of {row['from']} written to {row['topic']}"
+        )
         lines.append(f"{row['source']}: {written}, which ends at {ends}")
     return "\n".join(lines)
 
@@ -262,12 +264,12 @@ def reset_view(answer: Row) -> Group:
     to = utc(int(answer["to"])) if answer["to"].isdecimal() else answer["to"]
     said = (
         f"{'jumped' if is_done else 'would jump'} to {to}; "
-        f"{answer['open_records_closed']:,} open records, "
-        f"{answer['unpublished_records_closed']:,} finished ones and "
-        f"{answer['corrections_closed']:,} corrections {verb} closed unpublished"
+        f"{number_of(answer['open_records_closed'], 'open record')}, "
+        f"{number_of(answer['unpublished_records_closed'], 'finished one')} and "
+        f"{number_of(answer['corrections_closed'], 'correction')} {verb} closed unpublished"
     )
     if pending := answer["late_records_closed"]:
-        said += f", and {pending:,} late records {verb} corrected no more"
+        said += f", and {number_of(pending, 'late record')} {verb} corrected no more"
     return _change_view(said, table, is_done, "--yes", "changed")
 
 
@@ -474,7 +476,7 @@ def explain_view(answer: Row) -> Group:
     some = ", the newest first" if len(newest) > 1 else ""
     if len(newest) > SHOWN_RECORDS:
         some = f"; the newest {SHOWN_RECORDS} are shown, and all by --json"
-    count = f"{len(newest):,} merge record{'s' * (len(newest) != 1)}"
+    count = number_of(len(newest), "merge record")
     return Group(f"[bold]{key}[/]: {count}{when}{some}", "", *lines, *warnings)
 
 

@@ -64,6 +64,7 @@ def call(app: typer.Typer) -> int:
 def usage_sentence(error: typer.TyperException) -> str:
     """Return what is wrong with the arguments, and where to read what would be right."""
     what = " ".join(error.format_message().split()).rstrip(".?").replace("Value error, ", "")
+    what = re.sub(r"\. Did you mean (.*)$", r" (did you mean \1?)", what)
     what = re.sub(r"Input should be (.*?)(?:, unable to .*)?$", r"it should be \1", what)
     sentence = f"{what[:1].lower()}{what[1:]}"
     context = getattr(error, "ctx", None)

@@ -19,6 +19,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def number_of(number: int, noun: str) -> str:
+    """Return the number with the noun, which gets an `s` unless it is one of them."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def identified(topic: str, topic_id: str) -> str:
     """Return a topic with Kafka's identity of it, which a topic that was made again does not share,
     as one text.
