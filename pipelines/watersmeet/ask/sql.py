@@ -61,7 +61,8 @@ def _pointing(error: QueryError, query: str, dialect: str) -> ConfigurationError
     if not place and (name := _NAME.search(what)):
         place = place_of(query, name[1], dialect)
     fix = f"did you mean `{near[1].replace('`', '')}`?" if near else ""
-    if not near and _QUOTED.search(what):
+    unknown = _FIELD.search(what)
+    if unknown and not near and f'"{unknown[1]}"' in query:
         fix = "a text stands between single quotes: double ones enclose a name"
     return ConfigurationError(
         f"{what[:1].lower()}{what[1:]}",
@@ -70,7 +71,7 @@ def _pointing(error: QueryError, query: str, dialect: str) -> ConfigurationError
     )
 
 
-_QUOTED: Final = re.compile('No field named "')
+_FIELD: Final = re.compile(r'No field named "?([^"]+)')
 _NAME: Final = re.compile(r"(?:No field named |Invalid function '|name `)([\w.]+)")
 
 
