@@ -51,12 +51,6 @@ def _pointing(error: QueryError, query: str, dialect: str) -> ConfigurationError
     what, _, advice = error.said.partition("Did you mean ")
     what = what.partition("\n")[0].strip().rstrip(".")
     near = re.match(r"(?:one of the following\? \[)?['`\"]([^'`\"]+)", advice)
-    if error.line is not None and error.line > query.count("\n") + 1:
-        return ConfigurationError(
-            "the query has no end: something is missing behind its last word",
-            where="QUERY",
-            fix="complete it",
-        )
     place = "" if error.line is None else f"line {error.line}, column {error.column}"
     if not place and (name := _NAME.search(what)):
         place = place_of(query, name[1], dialect)
@@ -64,6 +58,11 @@ def _pointing(error: QueryError, query: str, dialect: str) -> ConfigurationError
     unknown = _FIELD.search(what)
     if unknown and not near and f'"{unknown[1]}"' in query:
         fix = "a text stands between single quotes: double ones enclose a name"
+    # The query is asked in brackets, the last of which has a line of its own.
+    if error.line is not None and error.line > query.count("\n") + 1:
+        what = "the query has no end: something is missing behind its last word"
+        place = ""
+        fix = "complete it"
     return ConfigurationError(
         f"{what[:1].lower()}{what[1:]}",
         where=f"QUERY, {place}" if place else "QUERY",
