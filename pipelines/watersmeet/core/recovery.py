@@ -328,8 +328,13 @@ def parse_idle(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecis
     return {}
 
 
+_FromBefore: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+
+_SaidLeft: TypeAlias = tuple[_FromBefore, dict[str, Natural]]
+
+
 class _SaidDecision(NamedTuple):
-    after_offset: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+    after_offset: _FromBefore
     event_time: Natural
     tenant_times: Mapping[str, Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]] = (
         MappingProxyType({})
@@ -356,14 +361,9 @@ def parse_left(headers: Mapping[str, bytes | None]) -> LeftBehind | None:
     if JUMPED not in headers:
         return None
     try:
-        closed_at, read_until = header_json(headers[JUMPED])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{JUMPED} cannot be read: {error}") from None
-    if not (_is_integer(closed_at, -1) and isinstance(read_until, dict)):
-        raise ValueError(f"{JUMPED} is not what a message of Watersmeet says of jumps")
-    if not all(_is_integer(offset, 0) for offset in read_until.values()):
-        raise ValueError(f"{JUMPED} is not what a message of Watersmeet says of jumps")
-    return LeftBehind(closed_at, read_until)
+        return LeftBehind(*msgspec.convert(header_json(headers[JUMPED]), _SaidLeft))
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ValueError(f"{JUMPED} is not what a message of Watersmeet says: {error}") from None
 
 
 def parse_rules(header: bytes | None) -> frozenset[str]:
