@@ -28,6 +28,7 @@ from tests.support.configurations import IDS
 from tests.support.forgetful import ForgetfulFolder
 from tests.support.rivers import EMBEDDED, FOLDER, River, until
 from tests.support.topics import Access
+from watersmeet.lake.log_files import LAST_VACUUM
 
 LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
 
@@ -71,7 +72,7 @@ def not_durable(folder: ForgetfulFolder) -> list[str]:
     """What a power cut could take, and should not. What an owner says to show that it lives means
     nothing afterwards, checksums wait for the next commit, and Spark notes of a vacuum what only a
     lite one reads."""
-    passing = "_checkpoints", ".crc: ", "_last_vacuum_info: "
+    passing = "_checkpoints", ".crc: ", f"{LAST_VACUUM}: "
     return [each for each in folder.not_durable() if not any(name in each for name in passing)]
 
 

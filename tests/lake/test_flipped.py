@@ -19,10 +19,10 @@ from watersmeet.engine.choice import create_tables
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.errors import TableError, WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.checksums import is_intact, is_sealed
+from watersmeet.lake.checksums import is_intact, is_sealed, seal
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.location import Lake
-from watersmeet.lake.log_files import LOG, checksum_of, entry_of
+from watersmeet.lake.log_files import LAST_VACUUM, LOG, checksum_of, entry_of
 from watersmeet.lake.table_errors import naming
 from watersmeet.lake.torn import check_whole, move_aside, moved_aside
 
@@ -147,6 +147,15 @@ def test_a_bit_of_a_checkpoint_is_done_without(engine: EmbeddedEngine) -> None:
     move_aside(engine.lake)
     assert found(engine) == []
     assert values(EmbeddedEngine(engine.lake)) == [b"amount: 17"] * 3
+
+
+def test_a_note_of_a_vacuum_that_a_power_cut_has_torn_is_no_damage(engine: EmbeddedEngine) -> None:
+    note = Path(engine.reader.path(SILVER), LOG, LAST_VACUUM)
+    note.write_text('{"latestCommitVersionOutsideOfRetentionWindow":3}')
+    seal([note])
+    note.write_bytes(b"")
+    assert not is_intact(note)
+    assert found(engine) == []
 
 
 @pytest.mark.parametrize("bit", [1, 8 * 5, 8 * 10])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from watersmeet.audit.problems import Findings
 from watersmeet.lake.checksums import damaged_file, is_intact
 from watersmeet.lake.location import Lake
-from watersmeet.lake.log_files import LOG
+from watersmeet.lake.log_files import LAST_VACUUM, LOG
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 
@@ -22,7 +22,8 @@ def damaged_files(reader: TableReader, settings: Settings) -> Findings:
         folder = lake.folder / table
         for checksum in sorted(folder.rglob(".*.crc")):
             file = checksum.with_name(checksum.name.removeprefix(".").removesuffix(".crc"))
-            if not file.exists() or is_intact(file):
+            # Nothing relies on the note of a vacuum, so that a power cut may tear it.
+            if file.name == LAST_VACUUM or not file.exists() or is_intact(file):
                 continue
             is_of_log = file.suffix != ".parquet" or LOG in file.parts
             # Spark may be about to write what no commit names yet.

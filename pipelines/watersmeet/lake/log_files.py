@@ -23,6 +23,9 @@ LOG: Final = "_delta_log"
 LAST_CHECKPOINT: Final = "_last_checkpoint"
 """The file of a log that names its last checkpoint."""
 
+LAST_VACUUM: Final = "_last_vacuum_info"
+"""What Spark notes of a vacuum in a log, outside any commit; only a lite vacuum reads it."""
+
 Action = Mapping[str, Any]
 """A line of a commit: one action by its name."""
 
