@@ -22,7 +22,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.ask.answers import by_input
 from watersmeet.audit.validate import check_expressions
 from watersmeet.avro_json import UnencodableError, encoder
 from watersmeet.configuration.file import known_instead
@@ -46,7 +45,7 @@ from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
-from watersmeet.lake.inputs import topic_partition
+from watersmeet.lake.inputs import by_input, topic_partition
 from watersmeet.lake.table_reader import normalise
 from watersmeet.lake.views import views
 from watersmeet.running.correcting import validated_corrections, without

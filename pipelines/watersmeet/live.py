@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from watersmeet.ask.answers import beyond, by_input
+from watersmeet.ask.answers import beyond
 from watersmeet.ask.status import waits_for
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.inputs import InputId
@@ -27,6 +27,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.by_spark import sql_name, view_sql
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import read_generations
+from watersmeet.lake.inputs import by_input
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.schemas import avro_schemas

@@ -7,15 +7,12 @@ epoch ms, `at(ms)` the time of a number, and `each(list)` a row for each element
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Final
 
 import pyarrow as pa
 
-from watersmeet.core.inputs import InputId
-from watersmeet.core.plan import TopicPartition
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
     NoTableError,
@@ -97,14 +94,6 @@ def follows(columns: Sequence[str], others: Sequence[str], operator: str) -> str
         return f"{column} {operator} {other}"
     further = follows(columns[1:], others[1:], operator)
     return f"({column} {operator[0]} {other} OR ({column} = {other} AND {further}))"
-
-
-def by_input(offsets: Mapping[TopicPartition, int]) -> dict[InputId, dict[int, int]]:
-    """Return the offsets of topic-partitions by input, then by partition; of others, none."""
-    found = defaultdict[InputId, dict[int, int]](dict)
-    for tp, offset in offsets.items():
-        found[tp.input][tp.partition] = offset
-    return found
 
 
 def beyond(begins: Mapping[int, int]) -> str:

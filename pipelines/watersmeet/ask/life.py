@@ -12,7 +12,6 @@ from watersmeet.ask.answers import (
     Row,
     answer,
     beyond,
-    by_input,
     follows,
     literal,
     queries,
@@ -29,7 +28,7 @@ from watersmeet.core.types import TIME
 from watersmeet.lake import tables
 from watersmeet.lake.decisions import read_decisions
 from watersmeet.lake.history import History
-from watersmeet.lake.inputs import of_input, topic_partition
+from watersmeet.lake.inputs import by_input, of_input, topic_partition
 from watersmeet.lake.published import last_sink, tail_columns, topic_columns
 from watersmeet.lake.state import state_before
 from watersmeet.lake.table_reader import TableReader, in_portions

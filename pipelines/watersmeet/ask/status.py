@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from watersmeet.ask.answers import Row, beyond, by_input, rows
+from watersmeet.ask.answers import Row, beyond, rows
 from watersmeet.audit.doubts import (
     doubts_of_newest,
     heads_in_future,
@@ -33,6 +33,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.decisions import last_decisions
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.history import History, read_history
+from watersmeet.lake.inputs import by_input
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import last_tails_in, topic_of
 from watersmeet.lake.quality import last_results

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.ask.answers import by_input, quoted, rows
+from watersmeet.ask.answers import quoted, rows
 from watersmeet.audit.partitioning import FIX as FIX_PARTITIONS
 from watersmeet.audit.partitioning import Place, check_places, read_sample
 from watersmeet.configuration.sources import spelled
@@ -55,7 +55,7 @@ from watersmeet.kafka.cluster import AFTER_MAX, Cluster, after_max
 from watersmeet.kafka.registry import rules_of
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import read_epochs
-from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.inputs import by_input, of_topic
 from watersmeet.lake.newest import Ends, count_dropped, finders, newest
 from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import TableReader, within

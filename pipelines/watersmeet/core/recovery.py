@@ -78,6 +78,9 @@ from watersmeet.core.window import Window
 Decisions: TypeAlias = Mapping[str, Iterable[IdleDecision]]
 """The idle policy's decisions by source."""
 
+_FromBefore: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+"""A number that fits into a column, or -1 for what comes before all."""
+
 
 RECOVERY_BYTES: Final = 900 * 1024
 """Maximum bytes of the headers from which a lost lake is recovered.
@@ -111,9 +114,9 @@ class Origin(NamedTuple):
 class LeftBehind(NamedTuple):
     """What a lake has left behind in a partition by its jumps."""
 
-    closed_at: int
+    closed_at: _FromBefore
     """The clock (ms) that closed the last message before the last jump; -1 without one."""
-    read_until: Mapping[str, int]
+    read_until: Mapping[str, Natural]
     """By source, the exclusive end offset of what was read before a jump."""
 
     def is_beyond(self, other: LeftBehind | None) -> bool:
@@ -264,8 +267,8 @@ def life_headers(
     """Return the headers that say whose a message is; what is not known (empty) has none."""
     by_source = {source: [*origin] for source, origin in origins.items()}
     facts = {FROM: orjson.dumps(by_source).decode() if origins else "", LIFE: life}
-    facts |= {JUMPED: "" if left is None else orjson.dumps([*left]).decode()}
-    facts |= {CORRECTED_IN: corrected_in}
+    jumped = "" if left is None else orjson.dumps([*left]).decode()
+    facts |= {JUMPED: jumped, CORRECTED_IN: corrected_in}
     return [(name, fact.encode()) for name, fact in facts.items() if fact]
 
 
@@ -328,11 +331,6 @@ def parse_idle(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecis
     return {}
 
 
-_FromBefore: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
-
-_SaidLeft: TypeAlias = tuple[_FromBefore, dict[str, Natural]]
-
-
 class _SaidDecision(NamedTuple):
     after_offset: _FromBefore
     event_time: Natural
@@ -361,8 +359,8 @@ def parse_left(headers: Mapping[str, bytes | None]) -> LeftBehind | None:
     if JUMPED not in headers:
         return None
     try:
-        return LeftBehind(*msgspec.convert(header_json(headers[JUMPED]), _SaidLeft))
-    except (ValueError, msgspec.ValidationError) as error:
+        return msgspec.convert(header_json(headers[JUMPED]), LeftBehind)
+    except ValueError as error:
         raise ValueError(f"{JUMPED} is not what a message of Watersmeet says: {error}") from None
 
 

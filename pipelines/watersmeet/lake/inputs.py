@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -24,10 +25,12 @@ def place_of(tp: TopicPartition) -> dict[str, Any]:
     return {**tp.input._asdict(), "partition": tp.partition}
 
 
-def by_input(values: Mapping[TopicPartition, _T]) -> Iterator[tuple[InputId, dict[int, _T]]]:
-    """Yield each input of these topic-partitions, in order, with its values by partition."""
-    for input_id in sorted({tp.input for tp in values}):
-        yield input_id, {tp.partition: each for tp, each in values.items() if tp.input == input_id}
+def by_input(values: Mapping[TopicPartition, _T]) -> dict[InputId, dict[int, _T]]:
+    """Return the values of topic-partitions by input, then by partition; of other inputs, none."""
+    found = defaultdict[InputId, dict[int, _T]](dict)
+    for tp, value in values.items():
+        found[tp.input][tp.partition] = value
+    return found
 
 
 def of_input(input_id: InputId, where: Where = ()) -> Where:

@@ -141,7 +141,7 @@ def parts_of_messages(
     if not ranges:
         return
     where = list[Sequence[Condition]]()
-    for input_id, its in by_input(ranges):
+    for input_id, its in sorted(by_input(ranges).items()):
         own = {p: (at + 1, None) for p, (at, _) in its.items()}
         behind = of_input(input_id, between("until_offset", own))
         where += [[_OUT, ("generation", "=", generation.number), *term] for term in behind]
@@ -165,7 +165,7 @@ def _offsets_of_copies(
     Since the redrive, its rules of reading have changed, or the lake was lost. A record that only
     says that it was redriven is another record, and no copy.
     """
-    for input_id, input_ranges in by_input(ranges):
+    for input_id, input_ranges in sorted(by_input(ranges).items()):
         redriven: Where = [
             [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(input_ranges)
         ]
@@ -192,7 +192,7 @@ def copies_of_deleted(
     says_so: Where = [[("status", "=", "passed"), ("generation", "=", generation.number)]]
     claims: Where = [[(REDRIVEN_FROM.name, "is not null", None)]]
     columns = ["partition", "offset", REDRIVEN_FROM.name]
-    for input_id, its in by_input(floors):
+    for input_id, its in sorted(by_input(floors).items()):
         rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, claims))
         if not rows.num_rows:
             continue

@@ -135,7 +135,7 @@ def _decisions(
             made.append([("batch", "is null", None)])
     where: Where = [
         [*term, *condition]
-        for input_id, its in by_input(begins)
+        for input_id, its in sorted(by_input(begins).items())
         for term in of_input(
             input_id, between("after_offset", {p: (at - 1, None) for p, at in its.items()})
         )
@@ -201,7 +201,7 @@ def _ends_of_cuts(
     untils = dict[TopicPartition, int]()
     # The first record that waits is in the cut, if none before it has reached the clock.
     behind = {tp: plan.ranges[tp].until_offset + 1 for tp in since}
-    for input_id, its_behind in by_input(behind):
+    for input_id, its_behind in sorted(by_input(behind).items()):
         begins = {p: since[TopicPartition(input_id, p)] for p in its_behind}
         clocks = {p: plan.clocks[p] for p in its_behind}
         first = first_offsets(reader, input_id, "event_time", clocks, begins, its_behind)
@@ -219,7 +219,7 @@ def _largest(
     """Yield the largest event time (ms) of each tenant in ranges of offsets, of those beyond the
     time `oldest` of their topic-partition.
     """
-    for input_id, its in by_input(ranges):
+    for input_id, its in sorted(by_input(ranges).items()):
         own = [
             [
                 ("partition", "=", p),

@@ -68,7 +68,7 @@ def tenants_of(
     first_tenants: dict[TopicPartition, tuple[int, str | None]] = {}
     by = ["partition", "tenant"]
     first_of = {"first": ("min", "offset")}
-    for input_id, its in by_input(heads):
+    for input_id, its in sorted(by_input(heads).items()):
         at_head = of_topic(
             input_id, [[("partition", "=", p), ("event_time", "=", at)] for p, at in its.items()]
         )

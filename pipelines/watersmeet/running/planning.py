@@ -35,7 +35,7 @@ from watersmeet.core.types import TENANT
 from watersmeet.engine import Engine
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
-from watersmeet.lake.inputs import first_offsets, of_topic
+from watersmeet.lake.inputs import by_input, first_offsets, of_topic
 from watersmeet.lake.recovered import read_out
 from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import TableReader, sizes_of, within
@@ -283,7 +283,7 @@ class Planner:
                 if last.head is not None:
                     self._heads_beyond[tp] = last.head
         rows: dict[TopicPartition, Available] = {}
-        for input_id, input_starts in _by_input(starts).items():
+        for input_id, input_starts in by_input(starts).items():
             ranges = {
                 p: (start, untils[TopicPartition(input_id, p)]) for p, start in input_starts.items()
             }
@@ -331,17 +331,10 @@ class Planner:
 
     def _first_offsets(self, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         offsets: dict[TopicPartition, int] = {}
-        for input_id, input_starts in _by_input(starts).items():
+        for input_id, input_starts in by_input(starts).items():
             firsts = first_offsets(self.reader, input_id, "offset", input_starts)
             offsets |= {TopicPartition(input_id, p): offset for p, offset in firsts.items()}
         return offsets
-
-
-def _by_input(offsets: Mapping[TopicPartition, int]) -> dict[InputId, dict[int, int]]:
-    by_input: dict[InputId, dict[int, int]] = {}
-    for tp, offset in offsets.items():
-        by_input.setdefault(tp.input, {})[tp.partition] = offset
-    return by_input
 
 
 def sizes_by_partition(
