@@ -33,7 +33,7 @@ def jumped(life: CorrectedLife, to: str) -> None:
     said = json.loads(life.call("reset", "--to", to, "--json"))
     assert (said["corrections_closed"], said["late_records_closed"]) == (1, 1)
     shown = life.call("reset", "--to", to, "--yes")
-    assert "and 1 corrections were closed unpublished" in shown
+    assert "and 1 correction were closed unpublished" in shown
     assert "and 1 late records were corrected no more" in shown
     [partition] = json.loads(life.call("status", "--json"))["partitions"]
     assert (partition["corrections"], partition["corrections_closed"]) == (0, 1)
