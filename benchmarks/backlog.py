@@ -22,7 +22,15 @@ from deltalake import DeltaTable
 from benchmarks import peers, points
 from benchmarks.inputs import Shape, Variant, fill_topics, write_configuration
 from benchmarks.points import Result, Sizes
-from benchmarks.programs import ProgramError, bytes_in, embedded_broker, notify, program, started
+from benchmarks.programs import (
+    ProgramError,
+    bytes_in,
+    embedded_broker,
+    notify,
+    program,
+    slow_disk,
+    started,
+)
 from benchmarks.sinks import published
 from watersmeet.core.sequence import MERGED
 from watersmeet.kafka.cluster import Cluster
@@ -342,19 +350,23 @@ def _variants(sizes: Sizes, folder: Path) -> Iterator[Result]:
 
 
 def _durable(sizes: Sizes, folder: Path) -> Iterator[Result]:
-    """Point 13: with every commit on the disk before anything relies on it, and without."""
+    """Point 13: with every commit on a slow disk before anything relies on it, and without."""
     kind = sizes.kinds[0]
-    with river(folder / "durable", sizes.records, sizes.partitions, Shape(kind)) as small:
+    with (
+        river(folder / "durable", sizes.records, sizes.partitions, Shape(kind)) as small,
+        slow_disk(folder / "disk"),
+    ):
         for engine in sizes.engines:
-            to_plain = _to_plain(small, engine, points.DURABLE, "volatile")
+            to_plain = _to_plain(small, engine, points.DURABLE, "volatile", turns=3)
             yield replace(to_plain, value=1 / to_plain.value, kind=kind)
 
 
-def _to_plain(river: River, engine: str, point: points.Point, variant: Variant) -> Result:
-    """The same records without what the variant uses and with it, in turns, the better of two
-    each."""
+def _to_plain(
+    river: River, engine: str, point: points.Point, variant: Variant, turns: int = 2
+) -> Result:
+    """The same records without what the variant uses and with it, in turns, the best of each."""
     plain, more = [], []
-    for turn in ("first", "second"):
+    for turn in range(turns):
         plain.append(river.run(engine, f"plain_{turn}").seconds)
         more.append(river.run(engine, f"{variant}_{turn}", variant=variant).seconds)
     seconds = {

@@ -1,5 +1,5 @@
-"""Point 2: how long a merge record that could be published takes to a `read_committed` consumer, at
-a steady rate.
+"""Points 2 and 13: how long a merge record that could be published takes to a `read_committed`
+consumer, at a steady rate.
 
 All three layers run in one process; records come with the wall clock as their event time. A merge
 record with event time E can be published from the acknowledgement on by which, in its partition,
@@ -14,6 +14,8 @@ seconds, the timeout is five. `overlapping`: records come up to two minutes afte
 out of order; sessions last five minutes, 91 begin in a second, and with a timeout of nine minutes
 45,000 are open at once. The records of the time before are sent first, for the run to catch up
 with.
+
+For point 13 a sync of the disk takes five milliseconds, and an engine waits for them, or does not.
 
 An engine gets a stream that is not clean, too, beside the clean one: of a hundred records of the
 ordered load one is refused, five are late, and five repeat an earlier one.
@@ -51,13 +53,13 @@ from benchmarks.inputs import (
     write_configuration,
 )
 from benchmarks.points import Result, Sizes
-from benchmarks.programs import Program, ProgramError, embedded_broker, notify, started
+from benchmarks.programs import Program, ProgramError, embedded_broker, notify, slow_disk, started
 from watersmeet.core.sequence import ID, parse_message_id
 from watersmeet.kafka.cluster import Cluster, sink_settings
 from watersmeet.kafka.options import ListeningConsumer, ListeningProducer
 from watersmeet.settings import Settings, load_settings
 
-NUMBERS = frozenset({2})
+NUMBERS = frozenset({2, 13})
 TIMEOUT_MS = 5_000
 SESSIONS_PER_S = 100
 SESSION_S = 2
@@ -245,12 +247,15 @@ class Latency:
 
 
 def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
-    """The point, where it is chosen."""
-    if not numbers & NUMBERS:
-        return
-    for kind in sizes.kinds:
+    """The chosen ones of these points; point 13 on the first kind of input."""
+    for kind in sizes.kinds if 2 in numbers else ():
         for result in _of_kind(kind, sizes, folder / "latency"):
             yield replace(result, kind=kind)
+    if 13 in numbers:
+        with slow_disk(folder / "disk"):
+            for engine in sizes.engines:
+                result = _durable(engine, sizes.kinds[0], sizes, folder / "latency")
+                yield replace(result, kind=sizes.kinds[0])
 
 
 def _of_kind(kind: Kind, sizes: Sizes, folder: Path) -> Iterator[Result]:
@@ -260,7 +265,7 @@ def _of_kind(kind: Kind, sizes: Sizes, folder: Path) -> Iterator[Result]:
         yield Result(points.LATENCY_MEDIAN, engine, found.median, found.details)
         yield Result(points.LATENCY_95, engine, found.tail)
         if kind == "ordered":
-            mixed = _latency(engine, kind, sizes, folder, is_mixed=True)
+            mixed = _latency(engine, kind, sizes, folder, "ids")
             both = {"median": round(mixed.median, 3), "p95": round(mixed.tail, 3), **mixed.details}
             yield Result(points.MIXED_MEDIAN, engine, mixed.median / found.median, both)
             yield Result(points.MIXED_95, engine, mixed.tail / found.tail)
@@ -278,6 +283,20 @@ def _of_kind(kind: Kind, sizes: Sizes, folder: Path) -> Iterator[Result]:
         for engine, found in own.items():
             yield Result(of_median, engine, found.median / peer.median, seconds)
             yield Result(of_tail, engine, found.tail / peer.tail)
+
+
+def _durable(engine: str, kind: Kind, sizes: Sizes, folder: Path) -> Result:
+    """In turns, the better of two each."""
+    variants: tuple[Variant, ...] = "volatile", "plain"
+    medians: dict[str, list[float]] = {variant: [] for variant in variants}
+    for variant in variants * 2:
+        medians[variant].append(_latency(engine, kind, sizes, folder, variant).median)
+    difference = min(medians["plain"]) - min(medians["volatile"])
+    seconds = {
+        "without": [round(each, 3) for each in medians["volatile"]],
+        "with": [round(each, 3) for each in medians["plain"]],
+    }
+    return Result(points.DURABLE_MEDIAN, engine, difference, {"seconds": seconds})
 
 
 def prepare(
@@ -310,10 +329,9 @@ def prepare(
 
 
 def _latency(
-    name: str, kind: Kind, sizes: Sizes, folder: Path, *, is_mixed: bool = False
+    name: str, kind: Kind, sizes: Sizes, folder: Path, variant: Variant = "plain"
 ) -> Latency:
     """Of an engine or a peer, with a broker of its own."""
-    variant: Variant = "ids" if is_mixed else "plain"
     partitions, timeout_ms = sizes.partitions, TIMEOUTS_MS[kind]
     try:
         with embedded_broker(folder / "broker") as servers:
@@ -330,7 +348,7 @@ def _latency(
                 command = peers.command(name, *arguments)
                 is_ready, place = peers.RUNS_ON, partial(_by_key, partitions)
             if kind == "ordered":
-                made = MixedSender if is_mixed else Sender
+                made = MixedSender if variant == "ids" else Sender
                 sender = made(settings, partitions, sizes.rate)
             else:
                 history_ms = timeout_ms + MAX_DELAY_MS

@@ -4,6 +4,7 @@ here."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from watersmeet.dev import broker
 
 ROOT = Path(__file__).resolve().parent.parent
 _LONGEST_RUN_S = 7200.0
+SYNC_MS = 5
+"""How long a sync of the slow disk takes, as the bounds of point 13 were set for."""
 
 
 class ProgramError(RuntimeError):
@@ -107,6 +110,25 @@ def embedded_broker(folder: Path) -> Iterator[str]:
         yield str(broker.start(folder, settings=settings).bootstrap_servers)
     finally:
         broker.stop(folder)
+
+
+@contextmanager
+def slow_disk(folder: Path) -> Iterator[None]:
+    """Lets each sync of a file take five milliseconds longer, for what is started in the block.
+
+    Raises ProgramError where there is no C compiler for the library that does so."""
+    if shutil.which("cc") is None:
+        raise ProgramError("a disk that syncs slowly needs a C compiler (`cc`)")
+    library = folder / "slow_disk.so"
+    source = Path(__file__).with_name("slow_disk.c")
+    folder.mkdir(parents=True, exist_ok=True)
+    options = "-shared", "-fPIC", f"-DSYNC_US={SYNC_MS * 1000}"
+    subprocess.run(["cc", *options, "-o", library, source, "-ldl"], check=True)
+    os.environ["LD_PRELOAD"] = str(library)
+    try:
+        yield
+    finally:
+        del os.environ["LD_PRELOAD"]
 
 
 def notify(text: str) -> None:

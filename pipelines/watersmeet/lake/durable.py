@@ -49,7 +49,7 @@ RECENT: Final = 8
 looks at it: whoever commits leaves one at most, and few processes write to a lake.
 """
 
-_THREADS: Final = 8
+_THREADS: Final = 32
 """Number of files that are waited for at a time: a disk writes several at once."""
 
 _CANNOT: Final = frozenset([errno.EINVAL, errno.ENOTSUP])
