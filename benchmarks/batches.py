@@ -41,7 +41,7 @@ from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.engine.session import spark_session
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.lake import tables
-from watersmeet.lake.generations import Generation, generation_body
+from watersmeet.lake.history import Generation, generation_body
 from watersmeet.lake.journal import BEGIN
 from watersmeet.lake.location import Lake
 from watersmeet.run import create_missing

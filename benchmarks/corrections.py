@@ -41,7 +41,7 @@ from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.lake import tables
-from watersmeet.lake.generations import Generation, generation_body
+from watersmeet.lake.history import Generation, generation_body
 from watersmeet.lake.journal import BEGIN
 from watersmeet.lake.location import Lake
 from watersmeet.run import create_missing

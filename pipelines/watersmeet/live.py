@@ -25,13 +25,12 @@ from watersmeet.core.inputs import InputId
 from watersmeet.core.types import DUE, TIME, ddl, quoted
 from watersmeet.lake import tables
 from watersmeet.lake.by_spark import sql_name, view_sql
-from watersmeet.lake.epochs import read_epochs
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import by_input
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
+from watersmeet.lake.published import reached
 from watersmeet.lake.schemas import avro_schemas
-from watersmeet.lake.unpublished import reached
 from watersmeet.settings import Settings
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     `watersmeet_<source>`.
     """
     # The settings of the current epoch know every field that silver has had.
-    settings = read_epochs(engine.reader, settings).current.settings
+    settings = read_history(engine.reader, settings).epochs.current.settings
     for source, schema in avro_schemas(engine.reader, settings).items():
         kind = settings.sources[source].value_type
         from watersmeet.engine.session import struct_type
@@ -64,7 +63,7 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
         engine.spark.udf.register(_decoder(source), partial(_decoded, schema), value_type)
     reader = engine.reader
     begins: Mapping[InputId, Mapping[int, int]] = {}
-    if generations := read_generations(reader, settings):
+    if generations := read_history(reader, settings).generations:
         last = last_batch(reader)
         batch = 0 if last is None else last.batch + 1
         begins = by_input(reached(reader, generations.newest, batch))

@@ -37,22 +37,19 @@ from watersmeet.kafka.registry import Registry
 from watersmeet.kafka.topic_monitor import TopicMonitor
 from watersmeet.lake import tables
 from watersmeet.lake.commits import last_commit, suppress_conflict
-from watersmeet.lake.epochs import (
-    Epochs,
-    changes,
-    check_rules,
-    epoch_body,
-    keep_first_epoch,
-    may_begin_anew,
-)
 from watersmeet.lake.features import check_features
+from watersmeet.lake.history import Epochs, epoch_body
 from watersmeet.lake.identity import (
+    changes,
     check_identity,
     check_layout,
+    check_rules,
     identity,
     keep_facts,
+    keep_first_epoch,
     keep_identity,
     kept_facts,
+    may_begin_anew,
 )
 from watersmeet.lake.journal import MOVED, RULES, largest_token
 from watersmeet.lake.lease import EVOLVE, FORGET, Lease

@@ -37,9 +37,8 @@ from watersmeet.faults import fault_point
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Commit
-from watersmeet.lake.decisions import Decided, decision_rows
-from watersmeet.lake.generations import Generation
-from watersmeet.lake.progress import batch_rows, facts_of
+from watersmeet.lake.history import Generation
+from watersmeet.lake.progress import Decided, batch_rows, decision_rows, facts_of
 from watersmeet.lake.state import next_state
 from watersmeet.running.batch_rows import BatchRows
 from watersmeet.running.correcting import Correcting

@@ -25,8 +25,7 @@ from watersmeet.ask.charts import Figure, Steps
 from watersmeet.ask.report import ALL_SOURCES, STEPS, Report, read_report
 from watersmeet.ask.report_page import page
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.epochs import epoch_body
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import Generation, epoch_body
 from watersmeet.lake.journal import RULES
 from watersmeet.lake.location import Lake
 from watersmeet.lake.published import topic_columns

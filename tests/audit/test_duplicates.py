@@ -33,7 +33,7 @@ from watersmeet.audit.show import explain_view
 from watersmeet.engine.choice import open_engine
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.lake.location import Lake
 from watersmeet.running.outcomes import outcomes
 from watersmeet.settings import Settings

@@ -30,7 +30,7 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import Commit
-from watersmeet.lake.epochs import epoch_body
+from watersmeet.lake.history import epoch_body
 from watersmeet.lake.journal import RULES
 from watersmeet.lake.location import Lake
 from watersmeet.settings import Settings

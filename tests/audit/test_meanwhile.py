@@ -25,7 +25,7 @@ from watersmeet.audit.verify import verify
 from watersmeet.engine.choice import open_engine
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.generations import InKafka
+from watersmeet.lake.history import InKafka
 from watersmeet.lake.identity import REBUILD_GENERATION, kept_facts
 from watersmeet.lake.journal import CLOSED
 from watersmeet.lake.lease import FORGET, Lease

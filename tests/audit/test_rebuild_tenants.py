@@ -22,10 +22,9 @@ from watersmeet.core.window import Window
 from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
-from watersmeet.lake.bases import floors_of
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.epochs import begin_epoch
-from watersmeet.lake.journal import read_journal
+from watersmeet.lake.history import read_history
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.lake.location import Lake
 from watersmeet.operations.retention import expire
 from watersmeet.settings import Settings
@@ -105,7 +104,7 @@ def test_a_rebuild_is_what_silver_was_also_where_refused_records_have_gone(tmp_p
     lake.merge()
     for source in settings.sources:
         expire(lake.owner(), settings, tables.bronze(source))
-    assert floors_of(read_journal(lake.reader)).times
+    assert read_history(lake.reader, lake.settings).floors.times
     again = tmp_path / "again"
     rebuild(lake.reader, settings, again)
     assert silver_of(reader_of(settings, again)) == silver_of(lake.reader) != []

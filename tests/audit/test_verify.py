@@ -38,9 +38,8 @@ from watersmeet.errors import ConfigurationError, KafkaUnreachableError, Watersm
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import pieces, tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.decisions import decision_rows
 from watersmeet.lake.location import Lake
-from watersmeet.lake.progress import batch_rows
+from watersmeet.lake.progress import batch_rows, decision_rows
 from watersmeet.lake.published import topic_columns
 from watersmeet.lake.table_reader import VersionGoneError
 from watersmeet.running.planning import Planner

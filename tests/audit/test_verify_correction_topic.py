@@ -43,8 +43,8 @@ from watersmeet.gold import Gold
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.epochs import begin_epoch
-from watersmeet.lake.generations import Generation, generation_body, read_generations
+from watersmeet.lake.history import Generation, generation_body, read_history
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.lake.journal import BEGIN
 from watersmeet.lake.location import Lake
 from watersmeet.lake.published import topic_columns
@@ -171,7 +171,7 @@ def test_a_jump_breaks_no_promise(kafka: str, tmp_path: Path, is_back: bool) -> 
     step(lake, 0.9)
     step(lake)
     assert found_in(lake.settings) == []
-    assert read_generations(lake.reader, lake.settings).newest.correction_tails
+    assert read_history(lake.reader, lake.settings).generations.newest.correction_tails
 
 
 def case_end(lake: CaseLake, partition: int, source: str, share: float) -> int:

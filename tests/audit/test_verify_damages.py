@@ -23,7 +23,7 @@ from tests.support.tenants import merge_of, tenant_cases
 from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.engine.choice import open_engine
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.identity import begin_epoch
 
 pytestmark = [pytest.mark.promise("A1"), pytest.mark.long, pytest.mark.fault("damage")]
 

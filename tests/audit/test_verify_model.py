@@ -17,7 +17,7 @@ from watersmeet.audit.verify_bronze import gaps
 from watersmeet.audit.verify_model import Base, Derivation, Message
 from watersmeet.core.model import MergeRules
 from watersmeet.errors import Problem
-from watersmeet.lake.epochs import Epoch
+from watersmeet.lake.history import Epoch
 
 FIRST = Epoch(0, 0, settings_for(Path(), merge__timeout="100ms"))
 

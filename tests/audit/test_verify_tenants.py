@@ -39,7 +39,8 @@ from watersmeet.core.model import MergeRecord, PartitionMerge, Record
 from watersmeet.core.plan import TopicPartition
 from watersmeet.engine.choice import open_engine
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import Epoch, begin_epoch
+from watersmeet.lake.history import Epoch
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.settings import Settings
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("T5")]

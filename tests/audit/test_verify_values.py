@@ -40,8 +40,7 @@ from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.epochs import begin_epoch
-from watersmeet.lake.identity import REBUILD_BATCH
+from watersmeet.lake.identity import REBUILD_BATCH, begin_epoch
 from watersmeet.lake.journal import REBUILD
 from watersmeet.lake.location import Lake
 

@@ -33,7 +33,8 @@ from watersmeet.core.times import parse_iso_8601, time_zone
 from watersmeet.core.types import HEADERS
 from watersmeet.dry_run import try_records
 from watersmeet.errors import ConfigurationError
-from watersmeet.lake.epochs import Epoch, Epochs, check_rules
+from watersmeet.lake.history import Epoch, Epochs
+from watersmeet.lake.identity import check_rules
 from watersmeet.settings import Settings, load_settings
 
 NO_KEY, NO_EVENT_TIME = Reason.NO_KEY.value, Reason.NO_EVENT_TIME.value

@@ -81,7 +81,7 @@ from watersmeet.errors import WatersmeetError
 from watersmeet.faults import IN_EVOLVE, IN_FORGET, IN_RESET
 from watersmeet.faults import POINTS as OF_RUNS
 from watersmeet.lake import tables
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.lease import Lease
 from watersmeet.lake.table_reader import row_count
@@ -576,7 +576,7 @@ class Fate(Life):
         )
         reader, newest = (
             self.river.reader,
-            read_generations(self.river.reader, self.river.settings).newest,
+            read_history(self.river.reader, self.river.settings).generations.newest,
         )
         places: Counter[tuple[str, int, int]] = Counter()
         batches = [[("batch", ">=", newest.from_batch)]]

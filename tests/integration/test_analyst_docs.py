@@ -28,7 +28,7 @@ from watersmeet.core.types import ddl
 from watersmeet.dev.init import write_example
 from watersmeet.lake import tables
 from watersmeet.lake.by_spark import SparkReader
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import Generation
 from watersmeet.run import create_missing
 from watersmeet.running.bronze_table import BronzeTable
 from watersmeet.running.owner import Owner

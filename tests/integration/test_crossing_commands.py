@@ -22,7 +22,7 @@ from watersmeet.core.repartition import murmur2
 from watersmeet.errors import ConfigurationError, FencedError, LeaseTakenError
 from watersmeet.faults import IN_EVOLVE
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.history import read_history
 from watersmeet.lake.lease import FORGET
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.operations.evolve import evolve
@@ -332,7 +332,8 @@ def test_a_lake_that_has_read_nothing_takes_other_rules_without_evolve(
     river.flow()
     river.finish()
     assert [
-        epoch.settings.publish.max_bytes for epoch in read_epochs(river.reader, river.settings)
+        epoch.settings.publish.max_bytes
+        for epoch in read_history(river.reader, river.settings).epochs
     ][1:] == [900_000]
     assert river.broken_promises() == []
     river.config["publish"]["max_bytes"] = "800kB"

@@ -17,7 +17,7 @@ from watersmeet.core.silver import IDLE, in_silver
 from watersmeet.core.times import time_text
 from watersmeet.faults import IN_BEGINNING, IN_RESET
 from watersmeet.lake import tables
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
 from watersmeet.lake.journal import BEGIN
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
@@ -45,7 +45,7 @@ def fed(life: Life, begin: int = 0, count: int = 5) -> list[int]:
 
 def late_now(life: Life) -> int:
     """How many late records the newest generation has."""
-    newest = read_generations(life.river.reader, life.river.settings).newest
+    newest = read_history(life.river.reader, life.river.settings).generations.newest
     return row_count(life.river.reader, tables.LATE, [[("batch", ">=", newest.from_batch)]])
 
 
@@ -112,7 +112,7 @@ def decide(life: Life, source: str, time_ms: int) -> None:
     after = life.river.reader.summary(tables.bronze(source), [], {"last": ("max", "offset")})[
         "last"
     ][0].as_py()
-    newest = read_generations(life.river.reader, life.river.settings).newest.number
+    newest = read_history(life.river.reader, life.river.settings).generations.newest.number
     before = last_batch(life.river.reader)
     assert before is not None
     row = {
@@ -491,7 +491,7 @@ def test_a_start_from_the_sink_that_is_cut_short_is_made_again(
     with killed_at(point):
         life.call("run", "--once", exit_code=1)
     life.run()
-    newest = read_generations(life.river.reader, life.river.settings).newest
+    newest = read_history(life.river.reader, life.river.settings).generations.newest
     assert newest.kind == "sink"
     assert newest.tails[0].seq == 4
     life.call("reset", "--to", "latest", "--yes")

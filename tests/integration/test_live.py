@@ -19,8 +19,8 @@ from watersmeet.core.silver import in_silver
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.lake import tables
 from watersmeet.lake.by_spark import table_rows
-from watersmeet.lake.decisions import Decided, decision_rows
 from watersmeet.lake.location import Lake
+from watersmeet.lake.progress import Decided, decision_rows
 from watersmeet.live import live
 from watersmeet.running.owner import now_ms
 from watersmeet.settings import Settings

@@ -27,7 +27,7 @@ from tests.support.topics import create_topics
 from watersmeet.core.sequence import CORRECTED, MERGED, Sequence
 from watersmeet.core.times import time_text
 from watersmeet.lake import tables
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
 from watersmeet.lake.progress import last_batch
 from watersmeet.running.lake_sequence import LakeSequence
 from watersmeet.running.owner import now_ms
@@ -55,7 +55,7 @@ class CorrectedLife(Life):
         """What the topic has, which is as it must be."""
         seen = assert_in_sequence(corrections_seen(messages_in(self.river.kafka, self.topic)))
         reader = self.river.reader
-        newest = read_generations(reader, self.river.settings).newest
+        newest = read_history(reader, self.river.settings).generations.newest
         expected = messages_of(reader, newest, self.river.inputs)
         assert_as_the_table_says(seen, expected, newest)
         return seen

@@ -25,7 +25,7 @@ from tests.support.tenants import tenant_cases
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.silver import in_silver
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import decision_rows
+from watersmeet.lake.progress import decision_rows
 from watersmeet.running.owner import now_ms
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A9")]

@@ -21,7 +21,7 @@ from tests.support.topics import add_partitions, consume, published
 from watersmeet.engine.choice import open_engine
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Commit
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.table_reader import row_count
 
@@ -236,7 +236,7 @@ def test_reading_begins_where_each_topic_is_told_to(river: River) -> None:
     river.config["kafka"]["start"] = {"offsets": {web: {0: 5}, app: {1: 3}}}
     river.write()
     river.finish()
-    begin = read_generations(river.reader, river.settings).newest.begin
+    begin = read_history(river.reader, river.settings).generations.newest.begin
     assert {(tp.input.topic, tp.partition): at for tp, at in begin.items() if at} == {
         (river.topic(web), 0): 5,
         (river.topic(app), 1): 3,

@@ -22,10 +22,10 @@ from watersmeet.engine.spark import SparkEngine
 from watersmeet.engine.spark_writer import SparkWriter
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake import durable, tables
-from watersmeet.lake.checksums import PIECE
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.durable import RECENT
 from watersmeet.lake.location import Lake
+from watersmeet.lake.log_files import PIECE
 from watersmeet.lake.torn import check_whole
 
 pytestmark = [pytest.mark.promise("N80"), pytest.mark.fault("power")]

@@ -19,10 +19,17 @@ from watersmeet.engine.choice import create_tables
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.errors import TableError, WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.checksums import is_intact, is_sealed, seal
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.location import Lake
-from watersmeet.lake.log_files import LAST_VACUUM, LOG, checksum_of, entry_of
+from watersmeet.lake.log_files import (
+    LAST_VACUUM,
+    LOG,
+    checksum_of,
+    entry_of,
+    is_intact,
+    is_sealed,
+    seal,
+)
 from watersmeet.lake.table_errors import naming
 from watersmeet.lake.torn import check_whole, move_aside, moved_aside
 
@@ -179,7 +186,9 @@ def test_every_file_that_a_commit_adds_has_a_checksum_which_goes_with_it(
     [compacted] = [file for file in files(engine, BRONZE) if file not in before]
     assert is_sealed(compacted)
     assert is_intact(compacted)
-    engine.reader.delete_files(BRONZE, [file.name for file in before])
+    engine.reader.files_of(BRONZE).delete_files(
+        engine.reader.path(BRONZE), [file.name for file in before]
+    )
     assert files(engine, BRONZE, ".*.crc") == [checksum_of(compacted)]
 
 

@@ -13,9 +13,16 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import CORRECTED, MERGED, Tail
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.errors import LeaseLostError
-from watersmeet.lake.epochs import begin_epoch, epoch_body
-from watersmeet.lake.generations import Generation, InKafka, generation_body
-from watersmeet.lake.history import Skip, history_of, read_history
+from watersmeet.lake.history import (
+    Generation,
+    InKafka,
+    Skip,
+    epoch_body,
+    generation_body,
+    history_of,
+    read_history,
+)
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.lake.journal import (
     BEGIN,
     CLOSED,

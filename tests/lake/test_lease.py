@@ -23,9 +23,16 @@ from watersmeet.errors import LeaseLostError, LeaseTakenError, WatersmeetError
 from watersmeet.lake import lease as leasing
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import Commit
-from watersmeet.lake.lease import RENEWAL_S, SILENCE_S, Entry, Lease, is_dead
+from watersmeet.lake.lease import (
+    RENEWAL_S,
+    SILENCE_S,
+    Entry,
+    Lease,
+    is_dead,
+    process_table,
+    start_ticks,
+)
 from watersmeet.lake.location import Lake
-from watersmeet.lake.process import process_table, start_ticks
 
 
 @dataclass

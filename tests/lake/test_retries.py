@@ -21,9 +21,8 @@ from watersmeet.engine.choice import open_engine
 from watersmeet.errors import CommitRepeatedError
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import read_decisions
-from watersmeet.lake.generations import Generation
-from watersmeet.lake.progress import last_batch
+from watersmeet.lake.history import Generation
+from watersmeet.lake.progress import last_batch, read_decisions
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.run import create_missing
 from watersmeet.running.next_offsets import NextOffsets

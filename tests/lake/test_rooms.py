@@ -20,11 +20,10 @@ from watersmeet.core.idle import IdleDecision
 from watersmeet.core.types import columns_ddl
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import Decided, decision_rows, last_decisions, read_decisions
-from watersmeet.lake.epochs import Epoch, Epochs, changes
 from watersmeet.lake.files import Files
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import Epoch, Epochs, Generation
 from watersmeet.lake.identity import (
+    changes,
     check_layout,
     differences,
     identity,
@@ -35,6 +34,7 @@ from watersmeet.lake.identity import (
 from watersmeet.lake.journal import MOVED, read_journal
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
+from watersmeet.lake.progress import Decided, decision_rows, last_decisions, read_decisions
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 
@@ -447,7 +447,7 @@ def test_decisions_without_end_are_read_a_piece_at_a_time(
 
     monkeypatch.setattr(reader, "rows", sized)
     for limit in (20, 10_000):
-        monkeypatch.setattr("watersmeet.lake.decisions.PIECE_ROWS", limit)
+        monkeypatch.setattr("watersmeet.lake.progress.PIECE_ROWS", limit)
         found = [*read_decisions(reader, generation)]
         assert sorted(found, key=itemgetter(0)) == sorted(expected, key=itemgetter(0))
         assert max(sizes) <= limit

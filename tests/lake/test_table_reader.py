@@ -32,8 +32,8 @@ from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.by_spark import SparkReader
-from watersmeet.lake.choice import reader
 from watersmeet.lake.location import Lake
+from watersmeet.lake.store import reader
 from watersmeet.lake.table_reader import (
     MAX_TERMS,
     Condition,
@@ -592,7 +592,7 @@ def test_a_borrowed_table_is_the_other_lakes(folder_store: Store, tmp_path: Path
 def test_asking_without_spark_imports_no_spark(folder_store: Store) -> None:
     folder_store.create("erased")
     code = (
-        "import sys; from watersmeet.lake import by_delta_rs, commits, decisions; "
+        "import sys; from watersmeet.lake import by_delta_rs, commits; "
         "from watersmeet.lake import files, identity, lease, maintenance, "
         "location, progress, table_reader, tables; from deltalake import DeltaTable; "
         f"DeltaTable({folder_store.path('erased')!r}); "

@@ -34,8 +34,8 @@ from watersmeet.audit.verify import lost_bases
 from watersmeet.core.sequence import CORRECTED, MERGED
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import begin_epoch
 from watersmeet.lake.history import History, read_history
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import last_tails
 from watersmeet.lake.restored import check_not_behind

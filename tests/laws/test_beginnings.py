@@ -44,7 +44,7 @@ from watersmeet.engine import Engine
 from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError, DataLossError, ForeignMessageError
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import decision_rows
+from watersmeet.lake.progress import decision_rows
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import Run, create_missing
 from watersmeet.running.bronze_table import BronzeTable

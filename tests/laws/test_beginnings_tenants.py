@@ -30,8 +30,8 @@ from watersmeet.core.sequence import (
 )
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import read_decisions
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
+from watersmeet.lake.progress import read_decisions
 from watersmeet.lake.recovered import read_since
 from watersmeet.running.generations import begin_first
 from watersmeet.running.next_offsets import NextOffsets
@@ -108,7 +108,7 @@ def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(
     ]
     lake = lost(new_lake, kafka, kind, messages, TENANTS)
     begin(lake)
-    generation = read_generations(lake.reader, lake.settings).newest
+    generation = read_history(lake.reader, lake.settings).generations.newest
     columns = ["partition", "tenant", "merge_key", "event_time", "due", "closed_at"]
     found = lake.reader.select(
         tables.PASSED, columns, [[("merge_key", "is not null", None)]]
@@ -195,4 +195,4 @@ def test_a_lost_lake_is_taken_up_by_the_rules_that_it_had_alone(
     with pytest.raises(ConfigurationError, match=refused):
         begin(lake)
     assert lake.reader.select(tables.PASSED, ["partition"]).num_rows == 0
-    assert not read_generations(lake.reader, lake.settings)
+    assert not read_history(lake.reader, lake.settings).generations

@@ -29,7 +29,7 @@ from watersmeet.core.correction_model import MAX_VERSIONS, PartitionCorrections
 from watersmeet.core.corrections import Made, Settled, correct
 from watersmeet.core.sequence import CORRECTED, Tail
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.lake.published import columns_of, topic_columns
 from watersmeet.lake.table_reader import Where
 from watersmeet.operations.evolve import preview

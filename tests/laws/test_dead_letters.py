@@ -25,7 +25,7 @@ from tests.support.topics import (
     produce,
 )
 from watersmeet.errors import ForeignMessageError
-from watersmeet.lake import chunks, tables
+from watersmeet.lake import pieces, tables
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.published import letter_ends
 from watersmeet.running import dead_letters as sending
@@ -140,7 +140,7 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
     lake.quick.delete(tables.PUBLISHED, (), Commit("test", 0, 1))
     river.arrive()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK_ROWS", 3)
+        patch.setattr(pieces, "CHUNK_ROWS", 3)
         patch.setattr(sending, "CHUNKS", 2)
         seen["transactions"] = [count for table in TABLES for count in river.box(table).drain()]
     seen["second"], seen["second expected"] = river.sent(), river.expected()

@@ -10,7 +10,7 @@ import pytest
 from tests.laws.conftest import QUICK, MakeLake, one_of
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.topics import create_topics, dead_letters
-from watersmeet.lake import chunks, tables
+from watersmeet.lake import pieces, tables
 from watersmeet.running.dead_letters import DeadLetters
 
 kind = one_of([QUICK])
@@ -36,7 +36,7 @@ def test_a_late_record_of_two_generations_is_one_dead_letter(
     lake.jump(dict.fromkeys(lake.every, 0))
     lake.merge()
     assert lake.reader.select(tables.LATE, ["offset"]).num_rows == 14, "late in each generation"
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(pieces, "CHUNK_ROWS", 3)
     sent = sum(DeadLetters(lake.owner(), lake.settings, 1, tables.LATE, f"{name}-late").drain())
     found = Counter(one.offset for one in dead_letters(kafka, f"{name}-late", 1))
     assert {offset: n for offset, n in found.items() if n > 1} == {}

@@ -31,7 +31,7 @@ from tests.support.lakes import CaseLake, fill_bronze
 from tests.support.tenants import TENANTS, TenantModels, late_of, silver_of, tenant_cases
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.operations.forget import Forgetting, forgotten
 from watersmeet.running.bronze_table import BronzeTable

@@ -15,7 +15,7 @@ from watersmeet.core.model import PartitionMerge
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import Tail
 from watersmeet.lake import tables
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
 from watersmeet.running.owner import Owner
 
 BACK, BACK_PUBLISHED, FORWARD, HERE = range(4)
@@ -182,7 +182,9 @@ def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jum
         else:
             raise AssertionError(f"{step} was not reached")
         if step in STEPS[:2]:
-            assert len(read_generations(lake.reader, lake.settings)) == 1, "nothing is decided"
+            assert len(read_history(lake.reader, lake.settings).generations) == 1, (
+                "nothing is decided"
+            )
             lake.start().complete()
             assert silver(lake, 0) == flat(
                 {p: rows_of(p, lake.cases[p], model) for p, model in before.items()}

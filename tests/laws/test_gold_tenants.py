@@ -22,7 +22,7 @@ from watersmeet.core.sequence import MERGED
 from watersmeet.core.silver import in_silver
 from watersmeet.gold import Gold
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.lake.progress import batch_rows, facts_of
 from watersmeet.lake.published import last_tails
 

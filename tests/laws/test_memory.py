@@ -21,8 +21,8 @@ from watersmeet.lake.maintenance import FILE_BYTES
 SMALL_BOUNDS = (
     sys.executable,
     "-c",
-    "from watersmeet.kafka import reading; from watersmeet.lake import chunks, pieces; "
-    "reading.BATCH_BYTES = pieces.PIECE_BYTES = chunks.CHUNK_BYTES = 2**21; "
+    "from watersmeet.kafka import reading; from watersmeet.lake import pieces; "
+    "reading.BATCH_BYTES = pieces.PIECE_BYTES = pieces.CHUNK_BYTES = 2**21; "
     "from watersmeet.cli import main; main()",
 )
 """A program whose pieces are small beside the smaller lake, as are its batches and queues."""

@@ -26,7 +26,7 @@ from tests.laws.test_gold_corrections import corrected_lake, given_cases, publis
 from tests.support.cases import cases_with_ids
 from tests.support.configurations import IDS
 from tests.support.tenants import merge_of, tenant_cases
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
 from watersmeet.running.published_parts import corrected_offsets, out_offsets
 
 kind = one_of([QUICK, SPARK_FOLDER])
@@ -125,7 +125,7 @@ def test_every_function_of_rows_takes_no_rows(
         lake.arrive(share)
         lake.merge()
         publish(lake)
-    generations = read_generations(lake.reader, lake.settings)
+    generations = read_history(lake.reader, lake.settings).generations
     out_offsets(lake.reader, lake.settings, generations, {})
     corrected_offsets(lake.reader, lake.settings, generations, {})
     with_tenants = new_lake(tenant_cases(4), merge=merge_of((100, 250, 300)))

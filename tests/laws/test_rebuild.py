@@ -47,9 +47,9 @@ from watersmeet.core.window import Window
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.decisions import decision_rows
 from watersmeet.lake.identity import check_layout
 from watersmeet.lake.location import Lake
+from watersmeet.lake.progress import decision_rows
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.running.bronze_table import BronzeTable
 

@@ -19,9 +19,9 @@ from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.decisions import decision_rows, read_decisions
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
 from watersmeet.lake.location import Lake
+from watersmeet.lake.progress import decision_rows, read_decisions
 from watersmeet.run import create_missing
 from watersmeet.running.generations import begin_first
 from watersmeet.running.owner import Owner
@@ -111,7 +111,8 @@ def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_
             assert (
                 list(
                     read_decisions(
-                        DeltaRsReader(Lake(lost)), read_generations(engine.reader, lost).newest
+                        DeltaRsReader(Lake(lost)),
+                        read_history(engine.reader, lost).generations.newest,
                     )
                 )
                 == decided

@@ -19,7 +19,7 @@ from watersmeet.core.sequence import MERGED
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.epochs import begin_epoch, keep_first_epoch
+from watersmeet.lake.identity import begin_epoch, keep_first_epoch
 from watersmeet.lake.published import last_tails
 from watersmeet.lake.restored import check_not_behind, check_not_deleted, check_not_restored
 from watersmeet.lake.table_reader import row_count

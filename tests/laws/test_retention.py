@@ -43,11 +43,10 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import MERGED
 from watersmeet.core.types import TIME
 from watersmeet.lake import tables
-from watersmeet.lake.bases import Floors, floors_of
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.epochs import begin_epoch
-from watersmeet.lake.history import read_history
-from watersmeet.lake.journal import FLOOR, read_journal
+from watersmeet.lake.history import Floors, read_history
+from watersmeet.lake.identity import begin_epoch
+from watersmeet.lake.journal import FLOOR
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import last_tails, topic_columns
@@ -105,7 +104,7 @@ def begins_of_bronze(lake: CaseLake) -> dict[TopicPartition, int]:
 
 
 def floors(lake: CaseLake) -> Floors:
-    return floors_of(read_journal(lake.reader))
+    return read_history(lake.reader, lake.settings).floors
 
 
 def every_table(lake: CaseLake) -> list[str]:

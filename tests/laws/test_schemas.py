@@ -14,7 +14,7 @@ from tests.support.cases import Case, heartbeat, keyed
 from tests.support.lakes import as_tuples
 from watersmeet.core.message import message_values
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.identity import begin_epoch
 
 NAMES = [
     "a.b",

@@ -15,10 +15,8 @@ from tests.support.effort import first_then_nightly, seeds
 from tests.support.lakes import CaseLake
 from tests.support.tenants import Window, merge_of, tenant_case
 from watersmeet.core.state import State
-from watersmeet.lake.bases import read_bases
-from watersmeet.lake.epochs import begin_epoch
-from watersmeet.lake.generations import read_generations
 from watersmeet.lake.history import read_history
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.lake.state import state_at
 
 pytestmark = [
@@ -84,5 +82,5 @@ def test_a_state_that_is_replayed_is_the_one_that_was_carried_along(
         assert told(lake.start().recover().state) == told(silver.recover().state)
     for batch in rng.sample(sorted(carried), 5):
         assert told(replayed(lake, batch)) == told(carried[batch]), "as it was then"
-    generation = read_generations(lake.reader, lake.settings).newest
-    assert len(read_bases(lake.reader, generation)) > 1 or not keep
+    generation = read_history(lake.reader, lake.settings).generations.newest
+    assert len(read_history(lake.reader, lake.settings).bases_in(generation)) > 1 or not keep

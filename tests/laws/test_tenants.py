@@ -21,7 +21,7 @@ from watersmeet.core.idle import IdleDecision
 from watersmeet.core.sequence import message_id
 from watersmeet.errors import MissingRecordsError
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.settings import Settings
 
 pytestmark = pytest.mark.promise("T3")

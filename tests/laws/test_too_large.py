@@ -38,8 +38,8 @@ from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from watersmeet.audit.show import explain_view
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.epochs import begin_epoch
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.lake.location import Lake
 from watersmeet.running.batch_rows import BatchRows
 from watersmeet.running.planning import make_batch
@@ -129,7 +129,7 @@ def test_a_merge_record_that_is_too_large_is_written_anew_without_its_records(
         lake.arrive(share)
         lake.merge()
     assert len(lake.plans) == 2
-    generation = read_generations(lake.reader, lake.settings).newest
+    generation = read_history(lake.reader, lake.settings).generations.newest
     rows = BatchRows(lake.engine, lake.settings, generation)
     planner = lake.start().recover()
     batch = make_batch(lake.engine, lake.settings, lake.plans[-1], planner, generation)

@@ -40,7 +40,7 @@ from watersmeet.core.recovery import (
 )
 from watersmeet.core.sequence import Place, Tail
 from watersmeet.core.window import Closing, Window, epoch_start
-from watersmeet.lake.fingerprints import Ended, Fingerprints, read_spans
+from watersmeet.running.recovery_headers import Ended, Fingerprints, read_spans
 
 pytestmark = [pytest.mark.promise("B3"), pytest.mark.fault("lost", oracle=True)]
 

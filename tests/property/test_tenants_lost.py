@@ -35,7 +35,7 @@ from watersmeet.core.recovery import (
 )
 from watersmeet.core.sequence import IDLE, MIN_OFFSETS, RULES, Tail
 from watersmeet.core.window import Window
-from watersmeet.lake.fingerprints import Ended, Fingerprints
+from watersmeet.running.recovery_headers import Ended, Fingerprints
 
 Decisions = Mapping[str, Sequence[IdleDecision]]
 

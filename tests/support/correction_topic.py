@@ -13,7 +13,7 @@ from confluent_kafka import Message
 from watersmeet.core.sequence import CORRECTED, FORGOTTEN, ID, LATE, SEQ, VERSION, Place
 from watersmeet.kafka.reading import headers_of
 from watersmeet.lake import tables
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import Generation
 from watersmeet.lake.table_reader import TableReader
 
 

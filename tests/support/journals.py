@@ -11,7 +11,7 @@ from deltalake import write_deltalake
 
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.generations import Generation, generation_body
+from watersmeet.lake.history import Generation, generation_body
 from watersmeet.lake.journal import BEGIN, Decision, next_seq
 from watersmeet.lake.location import Lake
 from watersmeet.lake.tables import Table

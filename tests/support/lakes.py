@@ -34,20 +34,14 @@ from watersmeet.engine.spark import SparkEngine
 from watersmeet.gold import Gold
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import read_decisions
-from watersmeet.lake.epochs import begin_epoch, read_epochs
-from watersmeet.lake.generations import (
-    Generation,
-    InKafka,
-    generation_body,
-    read_generations,
-)
+from watersmeet.lake.history import Generation, InKafka, generation_body, read_history
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.lake.journal import BEGIN
 from watersmeet.lake.location import Lake
-from watersmeet.lake.published import columns_of, topic_columns
+from watersmeet.lake.progress import read_decisions
+from watersmeet.lake.published import columns_of, topic_columns, with_message
 from watersmeet.lake.table_reader import TableReader, Where
 from watersmeet.lake.tables import Table
-from watersmeet.lake.unpublished import with_message
 from watersmeet.run import create_missing, evolve_schema
 from watersmeet.running.bronze_table import BatchCounts, BronzeTable
 from watersmeet.running.generations import Jump, Target
@@ -249,7 +243,7 @@ class CaseLake:
     def __post_init__(self) -> None:
         self.quick = open_engine(quickly(self.settings))
         create_missing(self.engine)
-        has_begun = bool(read_generations(self.reader, self.settings))
+        has_begun = bool(read_history(self.reader, self.settings).generations)
         if self.settings.kafka.start == "earliest" and not has_begun:
             self.begin(dict.fromkeys(self.every, 0))
         self._arrived = dict.fromkeys(self.cases, 0)
@@ -332,7 +326,7 @@ class CaseLake:
         evolve_schema(self.engine, self.engine.lake.layout)
         first = self.plans[-1].batch + 1 if self.plans else 0
         begin_epoch(self.reader, self.engine.append, after, first)
-        self.settings = read_epochs(self.reader, self.settings).current.settings
+        self.settings = read_history(self.reader, self.settings).epochs.current.settings
 
     def owner(self, engine: Engine | None = None) -> Owner:
         """A process that has just taken the layers over, with the token of the one before."""

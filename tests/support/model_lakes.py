@@ -34,7 +34,7 @@ from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import Commit
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import Generation
 from watersmeet.lake.journal import CLOSED, SKIP, Decision
 from watersmeet.lake.location import Lake
 from watersmeet.lake.progress import batch_rows, facts_of

@@ -55,7 +55,7 @@ from watersmeet.faults import POINTS
 from watersmeet.kafka.options import check_options
 from watersmeet.kafka.permissions import permissions
 from watersmeet.lake import tables
-from watersmeet.lake.conditions import Dialect, sql_of
+from watersmeet.lake.table_reader import Dialect, sql_of
 from watersmeet.lake.views import views
 from watersmeet.monitoring.metrics import STATES
 from watersmeet.settings import CatalogLake, Settings, load_settings

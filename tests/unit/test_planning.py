@@ -24,9 +24,8 @@ from watersmeet.core.plan import BatchPlan, Cursor, TopicPartition
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.sequence import CORRECTED, MERGED, Tail
 from watersmeet.core.state import State
-from watersmeet.lake import chunks
-from watersmeet.lake.chunks import chunks_of
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import Generation
+from watersmeet.lake.pieces import CHUNK_BYTES, chunks_of
 from watersmeet.lake.recovered import read_out
 from watersmeet.lake.table_reader import Aggregates, TableReader, Where
 from watersmeet.running import correcting, publication_plan
@@ -442,8 +441,8 @@ def test_what_a_redriven_record_says_it_was_is_read_in_pieces_and_only_if_it_may
         own = {"key": b"k", "value": b"%d" % (offset if of is None else of), "reason": None}
         return {**read(0, offset, 1, size), **own, "redriven_from": of, **more}
 
-    large = chunks.CHUNK_BYTES * 9 // 10
-    third = chunks.CHUNK_BYTES // 3
+    large = CHUNK_BYTES * 9 // 10
+    third = CHUNK_BYTES // 3
     rows = [row(n, large) for n in range(10)]  # named by records of 50 bytes
     rows += [row(10 + n, 50, of=n) for n in range(10)]
     rows += [row(20 + n, third) for n in range(7)] + [row(27, third, reason="no_key")]
@@ -454,13 +453,13 @@ def test_what_a_redriven_record_says_it_was_is_read_in_pieces_and_only_if_it_may
     out = read_out(asked, Generation(0, -1, {tp: 0}, {}), {tp: (10, 100)})  # type: ignore[arg-type]
     assert {tp: offsets.tolist() for tp, offsets in out.items()} == {tp: [*range(30, 37), 41]}
     assert sum(asked.read) < 15 * (third + 40)
-    assert max(asked.read) <= chunks.CHUNK_BYTES
+    assert max(asked.read) <= CHUNK_BYTES
 
 
 @pytest.mark.promise("C24")
 @pytest.mark.fault("memory")
 def test_records_that_are_read_again_come_in_pieces_that_fit_into_memory() -> None:
-    sizes = [*[10] * 20, chunks.CHUNK_BYTES, *[chunks.CHUNK_BYTES // 3] * 7, 5]
+    sizes = [*[10] * 20, CHUNK_BYTES, *[CHUNK_BYTES // 3] * 7, 5]
     rows = [{"partition": n % 2, "offset": n, "record_bytes": size} for n, size in enumerate(sizes)]
     partitions, offsets = (
         np.array([row[name] for row in rows], np.int64) for name in ("partition", "offset")
@@ -474,9 +473,7 @@ def test_records_that_are_read_again_come_in_pieces_that_fit_into_memory() -> No
         [offset for mine in chunk.offsets.values() for offset in mine.tolist()] for chunk in found
     ]
     assert sorted(chain.from_iterable(taken)) == list(range(len(sizes)))
-    assert all(
-        sum(sizes[n] for n in mine) <= chunks.CHUNK_BYTES or len(mine) == 1 for mine in taken
-    )
+    assert all(sum(sizes[n] for n in mine) <= CHUNK_BYTES or len(mine) == 1 for mine in taken)
     assert len(found) < 8
 
 

@@ -26,13 +26,12 @@ from watersmeet.core.plan import BatchPlan, OffsetRange, TopicPartition
 from watersmeet.core.tenants import TenantClocks
 from watersmeet.core.types import TIME
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import read_decisions
 from watersmeet.lake.history import History
 from watersmeet.lake.inputs import by_input, of_input, topic_partition
-from watersmeet.lake.published import last_sink, tail_columns, topic_columns
+from watersmeet.lake.progress import read_decisions
+from watersmeet.lake.published import last_sink, reached, tail_columns, topic_columns
 from watersmeet.lake.state import state_before
 from watersmeet.lake.table_reader import TableReader, in_portions
-from watersmeet.lake.unpublished import reached
 from watersmeet.settings import Settings
 
 NEAR: Final = 5

@@ -25,9 +25,9 @@ from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import bronze_ends
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.snapshot import Snapshot
+from watersmeet.lake.state import times_of
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.lake.tables import CORRECTIONS, DUPLICATES, SILVER, bronze
-from watersmeet.lake.tenants import times_of
 from watersmeet.settings import Settings
 
 LOW_MATCH: Final = 0.5

@@ -35,7 +35,7 @@ def ask(
     Raises ConfigurationError for anything but one query that reads, and for one that its engine
     refuses; reading the rows may raise QueryError.
     """
-    names = {*layout(settings), *reader.views, *reader.derived}
+    names = {*layout(settings), *reader.lake.views, *reader.lake.derived}
     passed = pass_query(query, names, reader.dialect, reader.functions())
     # Looking at a table's log takes Spark a while, so at no other table's.
     snapshot = Snapshot(reader, settings, [*reader.stored_tables(passed.names), SILVER])

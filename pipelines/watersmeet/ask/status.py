@@ -30,25 +30,22 @@ from watersmeet.errors import KafkaTransientError, Problem, UnreadableRecordsErr
 from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
 from watersmeet.kafka.reading import Range, open_transactions, read_range
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import last_decisions
-from watersmeet.lake.generations import Generation
-from watersmeet.lake.history import History, read_history
+from watersmeet.lake.history import Generation, History, read_history
 from watersmeet.lake.inputs import by_input
-from watersmeet.lake.progress import last_batch
-from watersmeet.lake.published import last_tails_in, topic_of
+from watersmeet.lake.progress import last_batch, last_decisions
+from watersmeet.lake.published import count_behind_sink, count_to_publish, last_tails_in, topic_of
 from watersmeet.lake.quality import last_results
 from watersmeet.lake.schemas import FULL, schema_ids, unknown_schemas
 from watersmeet.lake.snapshot import Snapshot
-from watersmeet.lake.state import state_at
-from watersmeet.lake.table_reader import TableReader
-from watersmeet.lake.tenants import (
+from watersmeet.lake.state import (
     UNKNOWN_TENANT,
     SlowestTenant,
     slowest,
+    state_at,
     tenants_of,
     unfinished,
 )
-from watersmeet.lake.unpublished import count_behind_sink, count_to_publish
+from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 
 log = logging.getLogger("watersmeet.status")
@@ -342,7 +339,7 @@ def _partition(counts: Counter[str]) -> Row:
 
 
 def unfinished_tenants(reader: TableReader, history: History) -> tuple[pa.Table, State] | None:
-    """Return the rows of tenants that are still to change (`lake.tenants.unfinished`), and the
+    """Return the rows of tenants that are still to change (`lake.state.unfinished`), and the
     state in which the last batch left them; None where there are none.
     """
     last = last_batch(reader) if reader.exists(tables.SILVER) else None

@@ -54,7 +54,7 @@ from watersmeet.errors import KafkaAccessError, Problem, TopicChangedError
 from watersmeet.kafka.cluster import AFTER_MAX, Cluster, after_max
 from watersmeet.kafka.registry import rules_of
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import by_input, of_topic
 from watersmeet.lake.newest import Ends, count_dropped, finders, newest
 from watersmeet.lake.schemas import avro_schemas
@@ -237,7 +237,7 @@ def _lake_rules(reader: TableReader, settings: Settings, source: str) -> Reading
 
     The schemas of writers are those that the lake knows: no registry is asked.
     """
-    current = read_epochs(reader, settings).current.settings
+    current = read_history(reader, settings).epochs.current.settings
     rules = current.reading_rules(source)
     schemas = avro_schemas(reader, current)
     return replace(rules, schema=schemas[source]) if source in schemas else rules

@@ -24,11 +24,9 @@ from watersmeet.core.state import State
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import pieces, tables
-from watersmeet.lake.bases import read_state
-from watersmeet.lake.epochs import Epoch, Epochs
-from watersmeet.lake.generations import Generation, Generations
-from watersmeet.lake.history import History, read_history
+from watersmeet.lake.history import Epoch, Epochs, Generation, Generations, History, read_history
 from watersmeet.lake.progress import last_batch, read_batches
+from watersmeet.lake.published import reached
 from watersmeet.lake.recovered import (
     MESSAGES,
     copies_of_deleted,
@@ -37,8 +35,8 @@ from watersmeet.lake.recovered import (
     read_since,
 )
 from watersmeet.lake.schemas import avro_schemas
+from watersmeet.lake.state import read_state
 from watersmeet.lake.table_reader import Condition, TableReader, Where, row_count
-from watersmeet.lake.unpublished import reached
 from watersmeet.settings import Settings
 
 SAMPLED_RECORDS = 100_000

@@ -6,7 +6,7 @@ up to the offsets and the clocks of its last batch. So the two can be compared r
 bronze meanwhile, a rebuild ends with an error.
 
 Where rows have been deleted (`keep`), a rebuild begins at the saved state with which history begins
-(`lake.bases`), goes on with its numbers of batches and epochs, and has the merge records of before
+(`lake.state`), goes on with its numbers of batches and epochs, and has the merge records of before
 that late records may still correct. The comparison leaves out what was finished before.
 """
 
@@ -34,16 +34,15 @@ from watersmeet.engine import Engine
 from watersmeet.engine.choice import create_tables, open_engine
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.bases import floors_of
-from watersmeet.lake.epochs import begin_epoch, needed_ms, read_epochs
-from watersmeet.lake.generations import begin_generation, read_generations
+from watersmeet.lake.history import generation_body, needed_ms, read_history
 from watersmeet.lake.identity import (
     REBUILD_BATCH,
     REBUILD_GENERATION,
+    begin_epoch,
     keep_facts,
     kept_facts,
 )
-from watersmeet.lake.journal import REBUILD, read_journal
+from watersmeet.lake.journal import BEGIN, REBUILD, decide
 from watersmeet.lake.location import Lake
 from watersmeet.lake.pieces import pieces, read_pieces
 from watersmeet.lake.progress import BatchVersions, batch_rows, facts_of, last_batch
@@ -96,7 +95,7 @@ def rebuild(
     """
     snapshot = Snapshot(reader, settings)
     reader = snapshot
-    settings = read_epochs(reader, settings).current.settings
+    settings = read_history(reader, settings).epochs.current.settings
     evidence = read_evidence(reader, settings, _partitions(reader, settings), generation, full=True)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigurationError(
@@ -125,7 +124,8 @@ def rebuild(
     create_tables(into)
     begin = evidence.generation._replace(from_batch=0)
     keep_facts(into.reader, into.append, {REBUILD_GENERATION: str(begin.number)}, REBUILD)
-    begin_generation(into.reader, into.append, begin)
+    body = generation_body(begin)
+    decide(into.reader, into.append, BEGIN, lambda: body, begin.number)
     try:
         for plan in _batches(into, rebuilt, evidence):
             notify(plan)
@@ -367,9 +367,10 @@ def verify_against(
     than the one that is named, or was asked to have another timeout or another lag of tenants.
     """
     here = Snapshot(here, settings)
-    settings = read_epochs(here, settings).current.settings
+    history = read_history(here, settings)
+    settings = history.epochs.current.settings
     facts = _check_rebuild(there, directory)
-    generations = read_generations(here, settings)
+    generations = history.generations
     own = find_generation(generations, int(facts.get(REBUILD_GENERATION, "0")))
     if generation is not None and generation != own.number:
         raise ConfigurationError(
@@ -387,7 +388,7 @@ def verify_against(
             fix="rebuild again",
         )
     version, since = int(facts[VERSION_FIELD]), int(facts[BASE_FIELD])
-    kept = floors_of(read_journal(here)).times
+    kept = history.floors.times
     columns = tables.layout(settings)[tables.SILVER].columns_but(*tables.CUT)
     report = Report()
     for p, (status, kind) in product(range(_partitions(here, settings)), tables.STATUSES.items()):

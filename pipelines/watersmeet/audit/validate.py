@@ -36,9 +36,16 @@ from watersmeet.kafka.cluster import (
 from watersmeet.kafka.options import check_options
 from watersmeet.kafka.registry import Registry
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import check_rules, may_begin_anew, read_epochs
 from watersmeet.lake.features import check_features, touched
-from watersmeet.lake.identity import check_layout, differences, identity, kept_facts
+from watersmeet.lake.history import read_history
+from watersmeet.lake.identity import (
+    check_layout,
+    check_rules,
+    differences,
+    identity,
+    kept_facts,
+    may_begin_anew,
+)
 from watersmeet.lake.location import Lake
 from watersmeet.lake.restored import (
     check_not_behind,
@@ -130,7 +137,7 @@ def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], 
         partitions = co_partitioned(
             settings, Cluster(settings.kafka).partition_counts(topics_of(settings))
         )
-        has_changed = len(read_epochs(reader, settings)) > 1
+        has_changed = len(read_history(reader, settings).epochs) > 1
         reading = NextOffsets(reader, settings, partitions)
 
         def since(input_id: InputId) -> Mapping[int, int]:
@@ -236,7 +243,7 @@ def check_lake(
         for field in moved_topics(reader, settings, partitions, kept, facts):
             del facts[field]
         problems = differences(reader, facts)
-        if not may_begin_anew(reader, epochs := read_epochs(reader, settings), settings):
+        if not may_begin_anew(reader, epochs := read_history(reader, settings).epochs, settings):
             check_rules(epochs, settings)
         return problems, [] if problems else preview(reader, settings, partitions)
     except WatersmeetError as error:
@@ -268,7 +275,9 @@ def _check_tables(lake: Lake, reader: TableReader, settings: Settings) -> list[P
         except WatersmeetError as error:
             lake_problems += as_problems(error, "lake")
     if not lake_problems:
-        lake_settings = read_epochs(reader, settings).current.settings.under(settings.rules())
+        lake_settings = read_history(reader, settings).epochs.current.settings.under(
+            settings.rules()
+        )
         problems += check_schemas(lake_settings) or check_tables(Lake(lake_settings), reader)
     return [*problems, *dict.fromkeys(lake_problems)]
 

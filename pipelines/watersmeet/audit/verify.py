@@ -96,15 +96,13 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
 from watersmeet.lake import tables
-from watersmeet.lake.bases import check_bases
-from watersmeet.lake.epochs import read_epochs
-from watersmeet.lake.generations import Generation
-from watersmeet.lake.history import History, read_history
+from watersmeet.lake.history import Generation, History, read_history
 from watersmeet.lake.identity import check_identity, kept_facts
 from watersmeet.lake.lease import SILENCE_S, change_under_way, is_dead
 from watersmeet.lake.location import Lake
 from watersmeet.lake.restored import deleted_tables
 from watersmeet.lake.snapshot import Snapshot
+from watersmeet.lake.state import check_bases
 from watersmeet.lake.table_reader import Condition, TableReader, VersionGoneError
 from watersmeet.lake.torn import moved_aside
 from watersmeet.settings import Settings
@@ -229,7 +227,7 @@ def _check_once(
     *,
     is_full: bool,
 ) -> tuple[dict[str, Any], Snapshot]:
-    settings = read_epochs(reader, settings).current.settings
+    settings = read_history(reader, settings).epochs.current.settings
     if is_full and (damaged := damaged_files(reader, settings)).problems:
         return answer([damaged], [UNREADABLE]), Snapshot(reader, settings)
     topics, partitions = _read_topics(reader, settings, timeout_s)

@@ -34,9 +34,9 @@ from watersmeet.core.sequence import LIFE
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
-from watersmeet.lake.chunks import records_at
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.newest import row_ends
+from watersmeet.lake.pieces import records_at
 from watersmeet.lake.published import last_letters
 from watersmeet.lake.table_reader import Condition, TableReader
 from watersmeet.settings import Settings

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from watersmeet.audit.problems import Findings
-from watersmeet.lake.checksums import damaged_file, is_intact
 from watersmeet.lake.location import Lake
-from watersmeet.lake.log_files import LAST_VACUUM, LOG
+from watersmeet.lake.log_files import LAST_VACUUM, LOG, damaged_file, is_intact
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 

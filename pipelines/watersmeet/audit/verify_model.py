@@ -38,7 +38,7 @@ from watersmeet.core.model import (
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import EXCESS, TOO_MANY
 from watersmeet.core.state import State
-from watersmeet.lake.epochs import Epoch
+from watersmeet.lake.history import Epoch
 from watersmeet.settings import Settings
 
 Arrived: TypeAlias = Iterable[tuple[int, Record]]

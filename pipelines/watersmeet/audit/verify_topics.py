@@ -39,7 +39,7 @@ from watersmeet.core.sequence import (
 )
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import Generation
 from watersmeet.lake.published import last_tails
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings

@@ -12,7 +12,7 @@ from watersmeet.core.columns import lengths
 from watersmeet.core.message import as_read, message_bytes, message_values
 from watersmeet.core.types import TIME
 from watersmeet.expressions.publish import Expressions
-from watersmeet.lake.epochs import Epoch, Epochs
+from watersmeet.lake.history import Epoch, Epochs
 
 
 def evaluated(rows: pa.Table, epochs: Epochs, header_bytes: int = 0) -> pa.Table:

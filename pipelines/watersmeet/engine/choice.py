@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from watersmeet.engine import Engine
 from watersmeet.errors import missing_package
-from watersmeet.lake.choice import reader
 from watersmeet.lake.location import Lake
-from watersmeet.lake.store import check_openable
+from watersmeet.lake.store import check_openable, reader
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.lake.tables import Table
 from watersmeet.settings import Settings

@@ -49,14 +49,20 @@ from watersmeet.kafka.workers import read_decoded
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader, columns_of, sql_name, sql_where, streamed
 from watersmeet.lake.commits import Commit, suppress_conflict
-from watersmeet.lake.conditions import literal
 from watersmeet.lake.data_file import FILES, DataFile, PartitionedFiles, by_key
 from watersmeet.lake.durable import durably
 from watersmeet.lake.features import check_features
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.table_errors import names_table, names_tables
-from watersmeet.lake.table_reader import VersionGoneError, Where, normalise, row_count, sizes_of
+from watersmeet.lake.table_reader import (
+    VersionGoneError,
+    Where,
+    literal,
+    normalise,
+    row_count,
+    sizes_of,
+)
 from watersmeet.lake.tables import CHANGE_DATA_FEED, STATISTICS_BYTES, Table
 
 BATCH_BYTES: Final = 64 * 1024 * 1024
@@ -545,7 +551,7 @@ class EmbeddedEngine(Polling):
         vectors = {name for name in named if name.rpartition("/")[2].startswith("deletion_vector_")}
         if vectors and self._uses_deletion_vectors(table):
             named -= vectors
-        self.reader.delete_files(table, sorted(named))
+        self.reader.files_of(table).delete_files(self.reader.path(table), sorted(named))
         return len(named)
 
     def _uses_deletion_vectors(self, table: str) -> bool:

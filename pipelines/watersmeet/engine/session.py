@@ -35,7 +35,6 @@ from watersmeet.jvm.artifacts import SPARK, jars
 from watersmeet.jvm.class_archive import java_options
 from watersmeet.kafka.workers import SAFE_PATH
 from watersmeet.lake.location import hadoop_path
-from watersmeet.lake.process import umask
 from watersmeet.lake.tables import STATISTICS_BYTES
 
 JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
@@ -333,3 +332,13 @@ def stream_one_batch(spark: SparkSession, function: Callable[[DataFrame], object
             .start()
         )
         query.awaitTermination()
+
+
+def umask() -> int:
+    """Return the umask of this process, which the system only tells by setting another one.
+
+    For that moment the files of other threads are for their user alone.
+    """
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -49,7 +49,7 @@ from watersmeet.engine import (
 from watersmeet.engine.checks import number_of_tasks
 from watersmeet.engine.embedded import FEW_BYTES, EmbeddedEngine, WrittenFiles
 from watersmeet.engine.polling import Polling
-from watersmeet.engine.session import struct_type
+from watersmeet.engine.session import struct_type, umask
 from watersmeet.engine.spark_writer import SparkWriter
 from watersmeet.engine.tasks import (
     CHUNK_BYTES,
@@ -69,12 +69,11 @@ from watersmeet.kafka.workers import FEW_OFFSETS
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.by_spark import matching, summarised, table_rows
-from watersmeet.lake.choice import reader
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.data_file import FILES
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, hadoop_path
-from watersmeet.lake.process import umask
+from watersmeet.lake.store import reader
 from watersmeet.lake.table_errors import names_tables, naming
 from watersmeet.lake.table_reader import Where, normalise, row_count
 from watersmeet.lake.tables import Table
@@ -190,7 +189,8 @@ class SparkEngine(Polling, SparkWriter):
         finally:
             if not files.are_offered:
                 with suppress(Exception):  # vacuum comes later; this must not hide what failed
-                    writer.reader.delete_beginning(table, tasks.files.prefix)
+                    its_files = writer.reader.files_of(table)
+                    its_files.delete_beginning(writer.reader.path(table), tasks.files.prefix)
 
     # -- transforming
 

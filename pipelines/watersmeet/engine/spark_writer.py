@@ -22,12 +22,11 @@ from watersmeet.engine import Following, replaced_row
 from watersmeet.engine.session import create_rows, session_with
 from watersmeet.lake.by_spark import sql_name, sql_where
 from watersmeet.lake.commits import Commit, suppress_conflict
-from watersmeet.lake.conditions import literal
 from watersmeet.lake.durable import durably
 from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.table_errors import names_tables
-from watersmeet.lake.table_reader import Where
+from watersmeet.lake.table_reader import Where, literal
 from watersmeet.lake.tables import Table
 
 _MIN_FILE_SIZE = "spark.databricks.delta.optimize.minFileSize"

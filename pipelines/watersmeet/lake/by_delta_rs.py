@@ -25,23 +25,25 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from watersmeet.core.columns import times_ms
 from watersmeet.core.types import TIME
-from watersmeet.lake.checksums import damaged_file, is_intact
-from watersmeet.lake.conditions import Dialect, sql_of, sql_of_rows, sql_of_view
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, has_store, local_path, scheme_of
 from watersmeet.lake.log_files import (
+    ENTRY,
     LOG,
     actions_of,
     damaged,
+    damaged_file,
     entry_name,
     entry_of,
+    is_intact,
     names_in,
-    version_of_entry,
+    version_of,
 )
 from watersmeet.lake.table_errors import behind, names_tables
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
     Condition,
+    Dialect,
     NoTableError,
     QueryError,
     Question,
@@ -51,6 +53,9 @@ from watersmeet.lake.table_reader import (
     Where,
     plain_schema,
     plain_type,
+    sql_of,
+    sql_of_rows,
+    sql_of_view,
 )
 from watersmeet.lake.views import with_reads
 
@@ -62,6 +67,8 @@ class DeltaRsReader(TableReader):
     Each thread keeps what it has read of the tables' logs, and from then on reads only later
     commits.
     """
+
+    dialect = "datafusion"
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
@@ -113,11 +120,6 @@ class DeltaRsReader(TableReader):
                 raise VersionGoneError(table, version) from None
             raise
 
-    @property
-    def dialect(self) -> str:
-        """See `TableReader`."""
-        return "datafusion"
-
     def functions(self) -> None:
         """See `TableReader`. None of DataFusion's reaches a file or another host."""
         return
@@ -136,17 +138,17 @@ class DeltaRsReader(TableReader):
             query.register(table, delta_table)
         tables = {table: sql_name(table) for table in opened}
         columns = {table: columns_of(delta_table).names for table, delta_table in opened.items()}
-        for name in with_reads(self.derived, names):
-            if name in self.derived:
-                view = self.derived[name]
+        for name in with_reads(self.lake.derived, names):
+            if name in self.lake.derived:
+                view = self.lake.derived[name]
                 of_view = view.of({read: sql_name(read) for read in view.reads})
-            elif name not in self.views:
+            elif name not in self.lake.views:
                 continue
-            elif self.views[name].items is None:
-                of_view = sql_of_view(self.views[name], tables, columns, _DATAFUSION)
+            elif self.lake.views[name].items is None:
+                of_view = sql_of_view(self.lake.views[name], tables, columns, _DATAFUSION)
             else:  # DataFusion reads no JSON
-                schema = self.views[name].schema
-                version = versions.get(self.views[name].parts[0].table)
+                schema = self.lake.views[name].schema
+                version = versions.get(self.lake.views[name].parts[0].table)
                 rows = self.select(name, schema.names, version=version)
                 of_view = sql_of_rows(rows, schema, _DATAFUSION)
             query.execute(f"CREATE VIEW {sql_name(name)} AS {of_view}")
@@ -352,21 +354,10 @@ class DeltaRsReader(TableReader):
             raise NoTableError(table, self.lake.owning_lake(table).location) from None
         except DeltaError:
             log = Path(self.path(table), LOG)
-            entries = [name for name in names_in(log) if version_of_entry(name) is not None]
+            entries = [name for name in names_in(log) if version_of(name, ENTRY) is not None]
             if version is None and entries and not actions_of((log / entries[-1]).read_bytes()):
                 raise damaged(log / entries[-1], "is empty or torn") from None
             raise
-
-    def delete_files(self, table: str, names: Sequence[str]) -> None:
-        """Delete files of a table, by their names below its folder.
-
-        The checksums that Hadoop keeps beside them go, too.
-        """
-        self.files_of(table).delete_files(self.path(table), names)
-
-    def delete_beginning(self, table: str, prefix: str) -> None:
-        """Delete all files below a table's folder whose names begin so."""
-        self.files_of(table).delete_beginning(self.path(table), prefix)
 
     def _at(self, table: str, version: int | None) -> DeltaTable:
         return self.opened(table) if version is None else self.opened_at(table, version)

@@ -21,11 +21,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 from watersmeet.core.types import columns_ddl
-from watersmeet.lake.conditions import Dialect, sql_of, sql_of_view
 from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.table_errors import names_tables
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
+    Dialect,
     NoTableError,
     QueryError,
     Question,
@@ -35,6 +35,8 @@ from watersmeet.lake.table_reader import (
     Where,
     plain_schema,
     row_count,
+    sql_of,
+    sql_of_view,
 )
 from watersmeet.lake.views import View, with_reads
 
@@ -57,6 +59,8 @@ It was never made, or its log is gone or no longer promised.
 @names_tables
 class SparkReader(TableReader):
     """`TableReader` by Spark. The session is requested with the first query."""
+
+    dialect = "spark"
 
     def __init__(self, lake: Lake, spark: Callable[[], SparkSession]) -> None:
         self.lake = lake
@@ -89,11 +93,6 @@ class SparkReader(TableReader):
         rows = self._collect(question.table, question.version, selected)
         return rows.cast(plain_schema(rows.schema))
 
-    @property
-    def dialect(self) -> str:
-        """See `TableReader`."""
-        return "spark"
-
     def functions(self) -> Collection[str]:
         """See `TableReader`."""
         return {row[0] for row in self._spark.sql("SHOW SYSTEM FUNCTIONS").collect()}
@@ -109,12 +108,12 @@ class SparkReader(TableReader):
         for table in stored:
             version = f" VERSION AS OF {versions[table]}" if table in versions else ""
             parts[table] = f"SELECT * FROM {sql_name(self.lake, table)}{version}"
-        for name in with_reads(self.derived, names):
-            if name in self.derived:
-                view = self.derived[name]
+        for name in with_reads(self.lake.derived, names):
+            if name in self.lake.derived:
+                view = self.lake.derived[name]
                 parts[name] = view.of({read: _quoted(read) for read in view.reads})
-            elif name in self.views:
-                parts[name] = _sql_of(self.views[name], tables, columns)
+            elif name in self.lake.views:
+                parts[name] = _sql_of(self.lake.views[name], tables, columns)
         named = ", ".join(f"{_quoted(name)} AS ({part})" for name, part in parts.items())
         beginning = f"WITH {named} (" if parts else "("
         try:

@@ -6,7 +6,7 @@ whoever makes a commit waits here until its data files, its entry in the log, an
 name them are on the disk. Only then does the next layer read it, do offsets count from it, is a
 message sent that follows from it, or does a command answer.
 
-What is on the disk then gets checksums (`lake.checksums`), which say so, and say later whether it
+What is on the disk then gets checksums (`lake.log_files`), which say so, and say later whether it
 still is what was written. They wait for the next commit to be on the disk themselves; what a power
 cut leaves of them is deleted.
 
@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from watersmeet.errors import WatersmeetError
-from watersmeet.lake.checksums import seal
 from watersmeet.lake.log_files import (
+    CHECKPOINT,
+    ENTRY,
     LAST_CHECKPOINT,
     LOG,
     actions_of,
@@ -38,8 +39,8 @@ from watersmeet.lake.log_files import (
     entry_of,
     files_named,
     names_in,
-    version_of_checkpoint,
-    version_of_entry,
+    seal,
+    version_of,
 )
 
 T = TypeVar("T")
@@ -119,7 +120,7 @@ class _Log:
         if known is not None and not entry_of(self._log, known).exists():
             known = None  # the table was made anew
         if known is None:
-            found = map(version_of_entry, names_in(self._log))
+            found = (version_of(name, ENTRY) for name in names_in(self._log))
             versions = [version for version in found if version is not None]
             if not versions:
                 return
@@ -161,7 +162,7 @@ class _Log:
         if mark == self._checkpoint:
             return mark, []
         every = names_in(self._log)
-        names = [name for name in every if version_of_checkpoint(name) is not None]
+        names = [name for name in every if version_of(name, CHECKPOINT) is not None]
         self._delete_checksums_without_files(every, before=names[-1] if names else "")
         newest = [name for name in names if name[:20] == names[-1][:20]]
         files = [last, *(self._log / name for name in newest)]

@@ -1,22 +1,26 @@
-"""Facts of a lake that never change: kept when the lake is begun, and compared at every start.
+"""What a lake has kept of its configuration, compared at every start with the one that it has now.
 
-Another topic or number of partitions would give another result for the same records, which would
-not agree with what was merged before. So a change is refused; it needs a new lake. (The rules may
-change: `lake.epochs`.)
+Facts that never change are kept when the lake is begun. Another topic or number of partitions would
+give another result for the same records, which would not agree with what was merged before. So a
+change is refused; it needs a new lake. Rules may change, by `watersmeet evolve`: each set of them
+begins an epoch (`lake.history`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
+from watersmeet.configuration.sources import spelled, written
 from watersmeet.core.texts import identified, topic_and_id
 from watersmeet.errors import ConfigurationError, Problem
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Append
-from watersmeet.lake.journal import IDENTITY, MOVED, REBUILD, Decision, decide, read_journal
+from watersmeet.lake.history import Epochs, epoch_body, facts_of
+from watersmeet.lake.journal import IDENTITY, MOVED, RULES, decide, read_journal
 from watersmeet.lake.location import Lake
-from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.table_reader import TableReader, row_count
 from watersmeet.settings import Settings
 
 REBUILD_GENERATION: Final = "rebuild.generation"
@@ -159,8 +163,8 @@ def keep_facts(
     what it holds.
     """
 
-    def news(decisions: Iterable[Decision]) -> dict[str, Any] | None:
-        kept = facts_of(decisions)
+    def news() -> dict[str, Any] | None:
+        kept = kept_facts(reader)
         new = {
             field: fact
             for field, fact in facts.items()
@@ -174,15 +178,6 @@ def keep_facts(
 def kept_facts(reader: TableReader) -> dict[str, str]:
     """Return, by name, everything that the lake was begun with, or that was noted since."""
     return facts_of(read_journal(reader))
-
-
-def facts_of(decisions: Iterable[Decision]) -> dict[str, str]:
-    """Return all facts by name; of one that was decided again, as a topic that moved, the last."""
-    kept = dict[str, str]()
-    for decision in decisions:
-        if decision.kind in (IDENTITY, MOVED, REBUILD):
-            kept |= decision.body["facts"]
-    return kept
 
 
 def kept_topic_ids(reader: TableReader) -> dict[str, str]:
@@ -260,3 +255,97 @@ def _names(fact: str) -> list[str]:
 def _ids(fact: str) -> dict[str, str]:
     """Return Kafka's identity of each topic of a source; empty of one that a fact does not say."""
     return dict(map(topic_and_id, fact.split(", ")))
+
+
+def changes(epochs: Epochs, settings: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return the rules that differ, by dotted path: (in the lake's last epoch, in the settings).
+
+    They are as lakes record them.
+    """
+    before = epochs.current.settings.rules()
+    now = settings.rules()
+    return {
+        field: (before[field], now[field])
+        for field in now
+        if not _is_same(field, before[field], now[field])
+    }
+
+
+def rerouted(settings: Settings, changed: Collection[str]) -> list[str]:
+    """Return the repartitioned sources whose records the changed rules may reroute.
+
+    The partition of a record depends on every rule by which the record is read.
+    """
+    general = ("kafka.max_record_bytes", "merge.max_future")
+    return [
+        name
+        for name in settings.repartitioned
+        if any(field in general or field.startswith(f"sources.{name}.") for field in changed)
+    ]
+
+
+def _is_same(field: str, before: Any, now: Any) -> bool:
+    """Return True where two rules are the same. In a schema, the order of names does not count."""
+    if field.endswith(".schema") and isinstance(before, str) and isinstance(now, str):
+        before, now = json.loads(before), json.loads(now)
+    return _text(before) == _text(now)
+
+
+def _text(rules: Any) -> str:
+    """Return rules as JSON, in which 1, 1.0 and true differ."""
+    return json.dumps(rules, sort_keys=True)
+
+
+def check_rules(epochs: Epochs, settings: Settings, repartitioned: str | None = None) -> None:
+    """Raise ConfigurationError where the settings' rules are not those of the lake's last epoch.
+
+    `repartitioned`: only those by which this source is read.
+    """
+    changed = {
+        field: rules
+        for field, rules in changes(epochs, settings).items()
+        if repartitioned is None or repartitioned in rerouted(settings, [field])
+    }
+    if not changed:
+        return
+    fix = (
+        "`watersmeet evolve` says what would change, and `watersmeet evolve --apply` records it; "
+        "or set it back"
+    )
+    for field, (before, now) in changed.items():
+        if now == {"all_of": before}:  # a list meant the first that is there, once
+            fix += f" (`{field.rpartition('.')[2]}: {spelled(written(before))}`)"
+    raise ConfigurationError(
+        "the lake has other rules than this configuration", where=", ".join(changed), fix=fix
+    )
+
+
+def may_begin_anew(reader: TableReader, epochs: Epochs, settings: Settings) -> bool:
+    """Return True where the settings' rules differ from the lake's, but change nothing that exists.
+
+    That is so where no record was read yet and no column depends on the rules that differ.
+    """
+    changed = changes(epochs, settings)
+    if not changed or any(field.endswith(".schema") for field in changed):
+        return False
+    with_rows = [tables.SILVER, *map(tables.bronze, settings.sources)]
+    existing = [table for table in with_rows if reader.exists(table)]
+    return not any(row_count(reader, table) for table in existing)
+
+
+def begin_epoch(reader: TableReader, append: Append, settings: Settings, from_batch: int) -> None:
+    """Record the settings' rules as the next epoch of a lake without an owner.
+
+    Such a lake has no batch yet, or is being rebuilt.
+    """
+    decide(reader, append, RULES, lambda: epoch_body(settings, _count(reader), from_batch))
+
+
+def keep_first_epoch(reader: TableReader, append: Append, settings: Settings) -> None:
+    """Record the first epoch of a lake that has none."""
+    first = epoch_body(settings, 0, 0)
+    decide(reader, append, RULES, lambda: None if _count(reader) else first)
+
+
+def _count(reader: TableReader) -> int:
+    return sum(decision.kind == RULES for decision in read_journal(reader))

@@ -9,15 +9,15 @@ Rows are never changed. What grows with the data has tables of its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from watersmeet.errors import WatersmeetError
+from watersmeet.errors import LeaseLostError, WatersmeetError
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Append, Commit, suppress_conflict
-from watersmeet.lake.table_reader import TableReader, extreme
+from watersmeet.lake.table_reader import TableReader, Where, extreme
 from watersmeet.lake.tables import JOURNAL, Table
 
 IDENTITY: Final = "identity"
@@ -44,7 +44,7 @@ OWNER: Final = "owner"
 """A process has taken layers."""
 
 _APPLICATION: Final = "watersmeet-journal"
-ATTEMPTS: Final = 20
+_ATTEMPTS: Final = 20
 
 
 class Decision(NamedTuple):
@@ -77,12 +77,6 @@ def largest_token(reader: TableReader) -> int:
     return extreme(reader, JOURNAL, "token") or 0
 
 
-def later_layers(reader: TableReader, token: int) -> set[str]:
-    """Return the layers that owners with larger tokens have taken."""
-    rows = reader.select(JOURNAL, ["body"], [[("kind", "=", OWNER), ("token", ">", token)]])
-    return {layer for body in rows["body"].to_pylist() for layer in orjson.loads(body)["layers"]}
-
-
 def try_decide(
     reader: TableReader,
     append: Append,
@@ -106,23 +100,29 @@ def decide(
     reader: TableReader,
     append: Append,
     kind: str,
-    body_of: Callable[[Sequence[Decision]], Mapping[str, Any] | None],
+    body_of: Callable[[], Mapping[str, Any] | None],
     generation: int | None = None,
+    *,
+    token: int = 0,
+    layers: Collection[str] = (),
 ) -> None:
-    """Append a decision without an owner, for a lake that nobody else changes or that begins.
+    """Append a decision: of the owner that has a token and these layers, or (0) without an owner,
+    for a lake that nobody else changes or that begins.
 
-    `body_of` returns what it says after these decisions, None if there is nothing to decide.
+    `body_of` returns what it says after the decisions that there are, None if there is nothing to
+    decide. Raises LeaseLostError, and decides nothing, if a later owner has taken one of these.
     """
-    for _ in range(ATTEMPTS):
-        seq = next_seq(reader)
-        body = body_of(read_journal(reader))
-        if body is None or try_decide(reader, append, seq, kind, body, generation=generation):
+    for _ in range(_ATTEMPTS):
+        seq = next_seq(reader)  # read first: whoever takes a layer after this has this number
+        later: Where = [[("kind", "=", OWNER), ("token", ">", token)]]
+        taken = reader.select(JOURNAL, ["body"], later)["body"].to_pylist() if layers else []
+        if any(not {*orjson.loads(each)["layers"]}.isdisjoint(layers) for each in taken):
+            raise LeaseLostError(reader.lake.location)
+        body = body_of()
+        if body is None or try_decide(
+            reader, append, seq, kind, body, generation=generation, token=token
+        ):
             return
-    raise undecided()
-
-
-def undecided() -> WatersmeetError:
-    """Return the error for a journal to which others write all the time."""
-    return WatersmeetError(
+    raise WatersmeetError(
         f"the table {JOURNAL} could not be written to: others write to it all the time"
     )

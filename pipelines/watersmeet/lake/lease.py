@@ -9,6 +9,11 @@ owner is certainly dead, the newcomer takes over and removes the file.
 The end of the wait proves nothing. So every owner fences the tables that it may write before it
 reads them (`watersmeet.running.owner.Owner.fence`). An owner that was only paused learns from
 `leases` that it was replaced; its token keeps out what it writes until then.
+
+Whether an owner's process has ended is told for certain. A host name and a process id do not
+suffice: two containers may share a host name but never a process table, and process ids are reused.
+A boot id, a namespace of processes and the time since boot at which a process started do, and none
+of them depends on a wall clock.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil
@@ -32,7 +38,6 @@ from watersmeet.lake import tables
 from watersmeet.lake.commits import Append, Commit, suppress_conflict
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake
-from watersmeet.lake.process import is_gone, process_table, start_ticks
 from watersmeet.lake.table_reader import TableReader
 
 RENEWAL_S: Final = 2.0
@@ -293,3 +298,54 @@ def _jvm_pid() -> int | None:
             if any(word.startswith(_SPARK_CLASSES) for word in words):
                 return process.pid
     return None
+
+
+class ProcessTable(NamedTuple):
+    """The table of processes that this process is in; None where the system does not tell."""
+
+    boot_id: str | None
+    namespace: str | None
+
+
+def process_table() -> ProcessTable:
+    """Return the process table of this process, as Linux names it.
+
+    Where `/proc` shows the processes of another namespace than this one's, no number in it can be
+    trusted, and both fields are None.
+    """
+    with suppress(OSError):
+        me = Path("/proc/self")
+        if str(me.readlink()) == str(os.getpid()):
+            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            kinds = [
+                me / "ns" / kind for kind in ("pid", "time") if (me / "ns" / kind).is_symlink()
+            ]
+            return ProcessTable(boot_id, " ".join(str(kind.readlink()) for kind in kinds) or None)
+    return ProcessTable(None, None)
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot.
+
+    None where the system does not tell.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        # The name of the program, in parentheses, may hold anything.
+        return int(stat.rpartition(")")[2].split()[19])
+    return None
+
+
+def is_gone(pid: int, started: int | None) -> bool:
+    """Return True where this process table has no process of that number.
+
+    A process that started at another time is another one.
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # it is another user's, so it is there
+    now = start_ticks(pid)
+    return None not in (now, started) and now != started

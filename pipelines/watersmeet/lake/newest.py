@@ -25,7 +25,7 @@ from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import RECORD_BYTES, bronze_schema
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.schemas import avro_schemas
@@ -124,7 +124,7 @@ def finders(reader: TableReader, settings: Settings) -> dict[str, Find]:
 
 def lake_schemas(reader: TableReader, settings: Settings) -> Mapping[str, ValueSchema | AvroSchema]:
     """Return the schemas by which the lake reads values now, of each source that has one."""
-    current = read_epochs(reader, settings).current.settings
+    current = read_history(reader, settings).epochs.current.settings
     schemas = {name: source.value_schema for name, source in current.sources.items()}
     every = {**schemas, **avro_schemas(reader, current)}
     return {name: schema for name, schema in every.items() if schema is not None}

@@ -22,9 +22,9 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import RECORD_BYTES, REDRIVEN_FROM
 from watersmeet.core.silver import OUT, in_silver
 from watersmeet.lake import tables
-from watersmeet.lake.chunks import records_at
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import Generation
 from watersmeet.lake.inputs import by_input, of_input, of_topic, place_of, topic_partition
+from watersmeet.lake.pieces import records_at
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,

@@ -12,26 +12,26 @@ its log has a RESTORE, the log tells it too, with the version to go forward to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from itertools import chain
+from typing import TypeAlias
 
-from watersmeet.core.inputs import InputId
-from watersmeet.core.plan import BatchPlan, OffsetRange, TopicPartition
+from watersmeet.core.plan import BatchPlan, TopicPartition
 from watersmeet.core.sequence import clock_of
 from watersmeet.core.times import time_text
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
-from watersmeet.lake.bases import check_bases
 from watersmeet.lake.commits import WRITES, Commit, closed_by, last_decision
 from watersmeet.lake.history import History, read_history
+from watersmeet.lake.inputs import by_input
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import row_ends
 from watersmeet.lake.progress import last_batch, read_batches
 from watersmeet.lake.published import Clocks, last_clocks
 from watersmeet.lake.recovered import count_known
+from watersmeet.lake.state import check_bases
 from watersmeet.lake.table_errors import BRING_BACK
-from watersmeet.lake.table_reader import TableReader, row_count, walk
+from watersmeet.lake.table_reader import TableReader, extreme, row_count, walk
 from watersmeet.lake.tables import Table
 from watersmeet.settings import Settings
 
@@ -65,197 +65,8 @@ def check_not_deleted(reader: TableReader, settings: Settings) -> None:
 # -- tables that end before what the next one says
 
 
-class Behind(NamedTuple):
-    """A table, where it ends, and what the next one says, which names it."""
-
-    table: str
-    end: str
-    said: str
-
-
-@dataclass(frozen=True)
-class _Lake:
-    """What the tables of a lake say of each other, each read before those that it tells of.
-
-    - `begun`: the journal as it was before `published` and silver were read;
-      `history`: as it is after them.
-    - `published`: the clocks of the last messages that were noted.
-    - `saved`: the batch of the newest saved state; -1 without one.
-    - `last`: silver's last batch; `followed`: the number of the decision that it follows;
-      `closed_by`: the generation whose beginning has closed rows since then, or 0.
-    """
-
-    reader: TableReader
-    settings: Settings
-    begun: History
-    published: Clocks
-    saved: int
-    last: BatchPlan | None
-    followed: int
-    closed_by: int
-    history: History
-
-    @classmethod
-    def read(cls, reader: TableReader, settings: Settings) -> _Lake:
-        """Read the tables in the order in which they tell of each other."""
-        version = reader.version(tables.JOURNAL) if reader.exists(tables.JOURNAL) else None
-        begun = read_history(reader, settings)
-        published = last_clocks(reader)
-        exists = reader.exists(tables.SILVER)
-        last = last_batch(reader) if exists else None
-        commit = last_decision(reader, tables.SILVER) if exists else None
-        has_moved = version is None or reader.has_moved(tables.JOURNAL, version)
-        return cls(
-            reader,
-            settings,
-            begun,
-            published,
-            max((base.batch for base in begun.bases_in(begun.newest)), default=-1),
-            last,
-            0 if commit is None else commit[1].facts.get("decisions", 0),
-            closed_by(reader) if exists else 0,
-            read_history(reader, settings) if has_moved else begun,
-        )
-
-    @property
-    def batch(self) -> int:
-        """The number of silver's last batch; -1 before the first."""
-        return -1 if self.last is None else self.last.batch
-
-
-def _journal(lake: _Lake) -> Iterator[Behind]:
-    """Yield where the journal ends before what silver's last batch says."""
-    history, last = lake.history, lake.last
-    if last is None:
-        return
-    ends = {
-        "decision": (history.decisions, lake.followed),
-        "generation": (history.newest.number, last.generation),
-        "epoch": (history.epochs.current.number, last.epoch),
-    }
-    for what, (end, said) in ends.items():
-        if end < said:
-            verb = "follows" if what == "decision" else "is of"
-            said_of = f"silver's last batch {verb} {what} {said}"
-            yield Behind(tables.JOURNAL, f"{what} {end}", said_of)
-    if history.newest.number < lake.closed_by:
-        said_of = f"silver has rows that generation {lake.closed_by} has closed"
-        yield Behind(tables.JOURNAL, f"generation {history.newest.number}", said_of)
-
-
-def _silver(lake: _Lake) -> Iterator[Behind]:
-    """Yield where silver ends before what the journal, saved states and `published` say."""
-    begun = lake.begun.newest
-    end = f"batch {lake.batch}"
-    if lake.batch < begun.from_batch - 1:
-        said = f"generation {begun.number} of the journal begins with batch {begun.from_batch}"
-        yield Behind(tables.SILVER, end, said)
-    if lake.batch < lake.saved:
-        yield Behind(tables.SILVER, end, f"bases has a state after batch {lake.saved}")
-    if begun.known and (rows := count_known(lake.reader, begun)) < begun.known:
-        said = f"the journal says that there are {begun.known}"
-        of_rows = f"{rows} rows of what generation {begun.number} knows of messages"
-        yield Behind(tables.SILVER, of_rows, said)
-    newest, last = lake.history.newest, lake.last
-    clocks = last.clocks if last is not None and last.generation == newest.number else {}
-    if not lake.history.generations:  # gold has noted what its topic has before the lake begins
-        return
-    for sequence, noted in lake.published:
-        begin = {p: clock_of(tail.place) for p, tail in newest.tails_of(sequence).items()}
-        for p, time in sorted(noted.items()):
-            if time > max(begin.get(p, -1), clocks.get(p, -1)):
-                clock = time_text(clocks[p]) if p in clocks else "none"
-                said = f"published says that {sequence.table} of {time_text(time)} are out"
-                yield Behind(tables.SILVER, f"clock {clock} in partition {p}", said)
-
-
-def _bronze(lake: _Lake) -> Iterator[Behind]:
-    """Yield where bronze ends before what silver has merged."""
-    if lake.last is None:
-        return
-    begin = lake.history.generations.of(lake.last.batch).begin
-    merged = {
-        tp: done.until_offset
-        for tp, done in lake.last.ranges.items()
-        if done.until_offset > begin.get(tp, 0)
-    }
-    deleted = _deleted_until(lake, merged)
-    for input_id in lake.settings.inputs:
-        until = {tp.partition: at for tp, at in merged.items() if tp.input == input_id}
-        if not until:
-            continue
-        ends = row_ends(lake.reader, input_id, {p: at - 1 for p, at in until.items()})
-        for p, at in sorted(until.items()):
-            end = max(ends.get(p, 0), deleted.get(TopicPartition(input_id, p), 0))
-            if end < at:
-                yield _bronze_behind(lake, input_id, p, at)
-
-
-def _bronze_behind(lake: _Lake, input_id: InputId, partition: int, until: int) -> Behind:
-    end = row_ends(lake.reader, input_id, {}).get(partition, 0)
-    place = f"{input_id.topic}[{partition}]"
-    said = f"silver has merged it up to offset {until}"
-    return Behind(tables.bronze(input_id.source), f"offset {end} of {place}", said)
-
-
-def _deleted_until(lake: _Lake, merged: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Return the offset up to which `keep` may have deleted a topic-partition's last rows.
-
-    Refused records go by their own time, so that any of them may be gone.
-    """
-    floors, first = lake.history.floors, lake.history.first_base
-    ends: Mapping[TopicPartition, OffsetRange] = {}
-    if first is not None:
-        ends = read_batches(lake.reader, {first.batch})[first.batch].ranges
-    until: dict[TopicPartition, int] = {}
-    for tp, at in merged.items():
-        if (tables.QUARANTINE, tp.partition) in floors.times:
-            until[tp] = at
-        elif tp in ends:
-            until[tp] = ends[tp].until_offset
-    return until
-
-
-def _erased(lake: _Lake) -> Iterator[Behind]:
-    """Yield where `erased` ends before what the journal says."""
-    said = lake.history.erased
-    if not said or not lake.reader.exists(tables.ERASED):
-        return
-    last = lake.reader.summary(tables.ERASED, [], {"last": ("max", "erased_at")})["last"][0].as_py()
-    if (last or 0) < said:
-        end = time_text(last) if last else "nothing"
-        yield Behind(
-            tables.ERASED, end, f"the journal says that rows of {time_text(said)} are there"
-        )
-
-
-def _versions(lake: _Lake) -> Iterator[Behind]:
-    """Yield where a table has not the version yet that the journal says of it."""
-    for table, said in lake.history.versions.items():
-        if lake.reader.exists(table) and (end := lake.reader.version(table)) < said:
-            of_change = f"a jump, or `forget`, has changed it up to version {said}"
-            yield Behind(table, f"version {end}", of_change)
-
-
-_ENDS: Final[tuple[Callable[[_Lake], Iterator[Behind]], ...]] = (
-    _journal,
-    _silver,
-    _erased,
-    _bronze,
-    _versions,
-)
-"""Which table ends where although which other one says what.
-
-| table | ends at | told by |
-|---|---|---|
-| journal | its last decision, generation and epoch | silver's last batch, and last jump |
-| silver | its last batch; its clocks; rows of what is out | journal and bases; published; journal |
-| erased | the time of its last rows | the journal |
-| bronze | its last offsets | silver's last batch |
-| bronze, silver, erased | their versions | the journal |
-
-`published` is told by the topics themselves (`Gold.recover`).
-"""
+_Behind: TypeAlias = Iterator[tuple[str, str, str]]
+"""Tables, each with where it ends, and with what the next one says, which names it."""
 
 
 def check_not_behind(reader: TableReader, settings: Settings) -> History:
@@ -263,18 +74,129 @@ def check_not_behind(reader: TableReader, settings: Settings) -> History:
 
     Raises ConfigurationError where a table ends before what another one says: it was replaced by
     an earlier copy, or restored.
+
+    | table | ends at | told by |
+    |---|---|---|
+    | journal | its last decision, generation and epoch | silver's last batch, and last jump |
+    | silver | its last batch; its clocks; rows of what is out | journal, bases, published |
+    | erased | the time of its last rows | the journal |
+    | bronze | its last offsets | silver's last batch |
+    | bronze, silver, erased | their versions | the journal |
+
+    `published` is told by the topics themselves (`Gold.recover`).
     """
-    lake = _Lake.read(reader, settings)
-    for ends in _ENDS:
-        for table, end, said in ends(lake):
-            raise ConfigurationError(
-                f"the table {table} ends at {end}, although {said}: an earlier copy of it was put "
-                "in its place",
-                where="lake",
-                fix=BRING_BACK,
-            )
-    check_bases(reader, lake.history.bases)
-    return lake.history
+    version = reader.version(tables.JOURNAL) if reader.exists(tables.JOURNAL) else None
+    begun = read_history(reader, settings)
+    published = last_clocks(reader)
+    exists = reader.exists(tables.SILVER)
+    last = last_batch(reader) if exists else None
+    commit = last_decision(reader, tables.SILVER) if exists else None
+    followed = 0 if commit is None else commit[1].facts.get("decisions", 0)
+    closed = closed_by(reader) if exists else 0
+    has_moved = version is None or reader.has_moved(tables.JOURNAL, version)
+    history = read_history(reader, settings) if has_moved else begun
+    for table, end, said in chain(
+        _journal(history, last, followed, closed),
+        _silver(reader, begun, history, last, published),
+        _erased(reader, history),
+        _bronze(reader, settings, history, last),
+        _versions(reader, history),
+    ):
+        raise ConfigurationError(
+            f"the table {table} ends at {end}, although {said}: an earlier copy of it was put "
+            "in its place",
+            where="lake",
+            fix=BRING_BACK,
+        )
+    check_bases(reader, history.bases)
+    return history
+
+
+def _journal(history: History, last: BatchPlan | None, followed: int, closed: int) -> _Behind:
+    # `followed`: the decision that silver's last batch follows; `closed`: the generation whose
+    # beginning has closed rows since then, or 0.
+    if last is None:
+        return
+    newest = history.newest.number
+    for what, verb, end, said in (
+        ("decision", "follows", history.decisions, followed),
+        ("generation", "is of", newest, last.generation),
+        ("epoch", "is of", history.epochs.current.number, last.epoch),
+    ):
+        if end < said:
+            yield tables.JOURNAL, f"{what} {end}", f"silver's last batch {verb} {what} {said}"
+    if newest < closed:
+        said_of = f"silver has rows that generation {closed} has closed"
+        yield tables.JOURNAL, f"generation {newest}", said_of
+
+
+def _silver(
+    reader: TableReader, before: History, history: History, last: BatchPlan | None, noted: Clocks
+) -> _Behind:
+    # `before`: the journal as it was before `published` (`noted`) and silver were read.
+    begun, batch = before.newest, -1 if last is None else last.batch
+    if batch < begun.from_batch - 1:
+        said = f"generation {begun.number} of the journal begins with batch {begun.from_batch}"
+        yield tables.SILVER, f"batch {batch}", said
+    if batch < (saved := max((base.batch for base in before.bases_in(begun)), default=-1)):
+        yield tables.SILVER, f"batch {batch}", f"bases has a state after batch {saved}"
+    if begun.known and (rows := count_known(reader, begun)) < begun.known:
+        of_rows = f"{rows} rows of what generation {begun.number} knows of messages"
+        yield tables.SILVER, of_rows, f"the journal says that there are {begun.known}"
+    newest = history.newest
+    clocks = last.clocks if last is not None and last.generation == newest.number else {}
+    if not history.generations:  # gold has noted what its topic has before the lake begins
+        return
+    for sequence, times in noted:
+        begin = {p: clock_of(tail.place) for p, tail in newest.tails_of(sequence).items()}
+        for p, time in sorted(times.items()):
+            if time > max(begin.get(p, -1), clocks.get(p, -1)):
+                clock = time_text(clocks[p]) if p in clocks else "none"
+                said = f"published says that {sequence.table} of {time_text(time)} are out"
+                yield tables.SILVER, f"clock {clock} in partition {p}", said
+
+
+def _bronze(
+    reader: TableReader, settings: Settings, history: History, last: BatchPlan | None
+) -> _Behind:
+    if last is None:
+        return
+    begin = history.generations.of(last.batch).begin
+    first = history.first_base
+    # `keep` may have deleted a topic-partition's last rows: those before the base with which
+    # history begins, and any that were refused, since these go by their own time.
+    kept = {} if first is None else read_batches(reader, {first.batch})[first.batch].ranges
+    merged = by_input(last.ranges)
+    for input_id in settings.inputs:
+        until = {
+            p: done.until_offset
+            for p, done in sorted(merged.get(input_id, {}).items())
+            if done.until_offset > begin.get(TopicPartition(input_id, p), 0)
+            and (tables.QUARANTINE, p) not in history.floors.times
+        }
+        ends = row_ends(reader, input_id, {p: at - 1 for p, at in until.items()}) if until else {}
+        for p, at in until.items():
+            base = kept.get(TopicPartition(input_id, p))
+            if max(ends.get(p, 0), 0 if base is None else base.until_offset) < at:
+                end = row_ends(reader, input_id, {}).get(p, 0)
+                said = f"silver has merged it up to offset {at}"
+                table = tables.bronze(input_id.source)
+                yield table, f"offset {end} of {input_id.topic}[{p}]", said
+
+
+def _erased(reader: TableReader, history: History) -> _Behind:
+    if history.erased and reader.exists(tables.ERASED):
+        last = extreme(reader, tables.ERASED, "erased_at") or 0
+        if last < history.erased:
+            said = f"the journal says that rows of {time_text(history.erased)} are there"
+            yield tables.ERASED, time_text(last) if last else "nothing", said
+
+
+def _versions(reader: TableReader, history: History) -> _Behind:
+    for table, said in history.versions.items():
+        if reader.exists(table) and (end := reader.version(table)) < said:
+            of_change = f"a jump, or `forget`, has changed it up to version {said}"
+            yield table, f"version {end}", of_change
 
 
 # -- tables whose log has a RESTORE
@@ -309,10 +231,7 @@ def check_table(reader: TableReader, lake: Lake, table: str) -> None:
 
 
 def _undone(reader: TableReader, table: Table) -> tuple[int, int] | None:
-    """Return the versions of a restore and of the last owner's commit that it has undone.
-
-    None where there is no such restore.
-    """
+    # The versions of a restore and of the last owner's commit that it has undone.
     restore: int | None = None
     until: int | None = None
     for version in walk(reader, table.name):

@@ -44,11 +44,11 @@ def known_schemas(
     return _Kept({row["writer_schema"]: UNKNOWN for row in rows} | texts)
 
 
-def schema_ids(reader: TableReader, source: str) -> set[int]:
-    """Return the ids of all schemas that the lake has of a source, or has waited for; and `FULL`
-    where it takes no further ones.
+def schema_ids(reader: TableReader, source: str, *conditions: Condition) -> set[int]:
+    """Return the ids of the schemas that the lake has of a source, or has waited for; and `FULL`
+    where it takes no further ones. Their rows meet all conditions.
     """
-    return _ids(reader, source)
+    return {row["writer_schema"] for row in _rows(reader, source, ["writer_schema"], *conditions)}
 
 
 def unknown_schemas(reader: TableReader, source: str) -> dict[int, int]:
@@ -57,7 +57,7 @@ def unknown_schemas(reader: TableReader, source: str) -> dict[int, int]:
     The registry lacks them so far.
     """
     waiting = _rows(reader, source, ["writer_schema", "seen_at"], ("schema", "is null", None))
-    over = _ids(reader, source, ("schema", "is not null", None)) if waiting else set[int]()
+    over = schema_ids(reader, source, ("schema", "is not null", None)) if waiting else set[int]()
     return {
         row["writer_schema"]: row["seen_at"] for row in waiting if row["writer_schema"] not in over
     }
@@ -68,12 +68,8 @@ def given_up_schemas(reader: TableReader, source: str) -> set[int]:
 
     The registry did not have them.
     """
-    known = _ids(reader, source, ("schema", "!=", UNKNOWN))
-    return _ids(reader, source, ("schema", "=", UNKNOWN)) - known - {FULL}
-
-
-def _ids(reader: TableReader, source: str, *conditions: Condition) -> set[int]:
-    return {row["writer_schema"] for row in _rows(reader, source, ["writer_schema"], *conditions)}
+    known = schema_ids(reader, source, ("schema", "!=", UNKNOWN))
+    return schema_ids(reader, source, ("schema", "=", UNKNOWN)) - known - {FULL}
 
 
 def _rows(

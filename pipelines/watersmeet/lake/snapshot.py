@@ -7,12 +7,12 @@ then all of them were the last ones at the same moment. Every query is answered 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from functools import partial
+from functools import partial, wraps
 from itertools import islice
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 import pyarrow as pa
 
@@ -28,6 +28,8 @@ from watersmeet.lake.table_reader import (
 )
 from watersmeet.settings import Settings
 
+_Answer = TypeVar("_Answer", bound=Callable[..., Any])
+
 ATTEMPTS: Final = 100
 """Maximum number of checks until no table has changed.
 
@@ -38,6 +40,14 @@ _THREADS: Final = 8
 
 _CHANGING: Final = frozenset(["DELETE", "UPDATE", "MERGE", "RESTORE"])
 """Operations, as Delta calls them, of commits that change existing rows."""
+
+
+def _now(method: _Answer) -> _Answer:
+    # A method of a snapshot that answers as its reader does: of the last commit.
+    def answered(self: Snapshot, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._reader, method.__name__)(*args, **kwargs)
+
+    return cast("_Answer", wraps(method)(answered))
 
 
 class Snapshot(TableReader):
@@ -52,7 +62,7 @@ class Snapshot(TableReader):
     ) -> None:
         """Take the versions that the tables of a lake have now: all, or those with these names."""
         self._reader = reader
-        self.lake = reader.lake
+        self.lake, self.dialect = reader.lake, reader.dialect
         self._names = frozenset(tables.layout(settings) if names is None else names)
         self._versions, self.is_exact = _versions(reader, self._names)
 
@@ -90,7 +100,7 @@ class Snapshot(TableReader):
 
     def _stored(self, table: str) -> str:
         """Return the name of a table, or of the (first) one that a view is of."""
-        return self.views[table].parts[0].table if table in self.views else table
+        return self.lake.views[table].parts[0].table if table in self.lake.views else table
 
     def table_rows(self, question: Question) -> pa.Table:
         """See `TableReader`.
@@ -105,15 +115,6 @@ class Snapshot(TableReader):
             if question.version is not None or at is None or self._reader.has_moved(table, at):
                 raise
             return self._reader.table_rows(question)
-
-    @property
-    def dialect(self) -> str:
-        """See `TableReader`."""
-        return self._reader.dialect
-
-    def functions(self) -> Collection[str] | None:
-        """See `TableReader`."""
-        return self._reader.functions()
 
     def query(
         self, sql: str, names: Collection[str], versions: Mapping[str, int] = NO_VERSIONS
@@ -143,25 +144,12 @@ class Snapshot(TableReader):
         """See `TableReader`."""
         return self._reader.columns(table, self._version(table, version))
 
-    def properties(self, table: str) -> dict[str, str]:
-        """See `TableReader`. Returns the current ones."""
-        return self._reader.properties(table)
-
-    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
-        """See `TableReader`. Returns the current ones."""
-        return self._reader.unknown_features(table, for_writing=for_writing)
-
-    def file_count(self, table: str) -> int:
-        """See `TableReader`. Returns the current one."""
-        return self._reader.file_count(table)
-
-    def has_data_file(self, table: str, name: str) -> bool:
-        """See `TableReader`. Returns the current one."""
-        return self._reader.has_data_file(table, name)
-
-    def row_bytes(self, table: str) -> int:
-        """See `TableReader`. Returns the current one."""
-        return self._reader.row_bytes(table)
+    functions = _now(TableReader.functions)
+    properties = _now(TableReader.properties)
+    unknown_features = _now(TableReader.unknown_features)
+    file_count = _now(TableReader.file_count)
+    has_data_file = _now(TableReader.has_data_file)
+    row_bytes = _now(TableReader.row_bytes)
 
     def _version(self, table: str, version: int | None) -> int | None:
         return self._versions.get(table) if version is None else version

@@ -1,31 +1,47 @@
-"""The state of the merge after a batch, replayed from the tables.
+"""The state of the merge after a batch, replayed from the tables, and saved in the table `bases`.
 
 Silver's rows `batch` say how far the merge had come. Only tenants' clocks need more: the largest
 event time of each tenant on each topic-partition, and the first record there that had reached the
-clock. Both follow from narrow columns of bronze, and from the idle policy's decisions.
+clock. Both follow from narrow columns of bronze since the last base, and from the idle policy's
+decisions.
+
+A base is the state after a batch, from which history can be replayed: rows of silver that were open
+or waited, and late records that were not settled; heads of tenants (rows `head`, with `own` as
+event time and `at_cut` as position); and what silver's rows `batch` do not say, as JSON, in `value`
+of a row `state`. Then the journal decides it. Rows of a base that the journal does not have are
+those of a crash, and nobody looks at them.
+
+`keep` decides a floor before it deletes rows, so that a reader who knows it misses nothing above
+it. A floor names the base with which history begins: everything after that base can be derived
+again from what is left. It also has, by table and partition, times (ms) before which rows are
+deleted: merge records (`silver`) and `corrections` by last event time, `late` and `passed` by
+position, `duplicates` and `excess` by event time, `quarantine` by Kafka's timestamp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import TypeAlias
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
-from watersmeet.core.columns import NULL_TIME
+from watersmeet.core.columns import NULL_TIME, int64s, row_values, time_column, times_ms
+from watersmeet.core.idle import IdleDecision
 from watersmeet.core.plan import BatchPlan, Cursor, TopicPartition
+from watersmeet.core.silver import in_silver
 from watersmeet.core.state import State
 from watersmeet.core.tenants import HEADS, Cut
+from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
-from watersmeet.lake.bases import read_state
-from watersmeet.lake.decisions import Decided, read_decisions
-from watersmeet.lake.epochs import Epoch, Epochs
-from watersmeet.lake.generations import Generation
-from watersmeet.lake.history import History
+from watersmeet.lake.history import Base, Epoch, Epochs, Generation, History
 from watersmeet.lake.inputs import by_input, first_offsets, of_input, of_topic, place_of
-from watersmeet.lake.progress import read_batches
+from watersmeet.lake.progress import Decided, read_batches, read_decisions
 from watersmeet.lake.recovered import read_since
+from watersmeet.lake.table_errors import BRING_BACK
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
@@ -243,3 +259,196 @@ def _largest(
 def _raise(times: _Times, raised: Iterable[tuple[tuple[TopicPartition, str | None], int]]) -> None:
     for place, time in raised:
         times[place] = max(time, times.get(place, time))
+
+
+STATE: Final[Condition] = ("status", "=", "state")
+HEAD: Final[Condition] = ("status", "=", "head")
+
+
+def without_rows(
+    reader: TableReader, bases: Iterable[Base], numbers: Collection[int]
+) -> list[Base]:
+    """Return bases as they are once a row is deleted for each number of these."""
+    rows = _counted(reader, {*numbers})
+    deleted = Counter(numbers)
+    return [
+        base._replace(rows=rows[base.number] - deleted[base.number])
+        for base in bases
+        if base.number in deleted
+    ]
+
+
+def check_bases(reader: TableReader, bases: Sequence[Base]) -> None:
+    """Raise ConfigurationError where the table lacks rows of one of these bases."""
+    counts = _counted(reader, {base.number for base in bases})
+    for base in bases:
+        if (count := counts.get(base.number, 0)) < base.rows:
+            raise ConfigurationError(
+                f"the table bases has {count:,} of the {base.rows:,} rows of the state that was "
+                f"saved after batch {base.batch}: an earlier copy of it was put in its place, or "
+                "rows were deleted",
+                where="lake",
+                fix=BRING_BACK,
+            )
+
+
+def _counted(reader: TableReader, numbers: Set[int]) -> dict[int, int]:
+    if not numbers or not reader.exists(tables.BASES):
+        return {}
+    where: Where = [[("_base", "in", sorted(numbers))]]
+    rows = reader.summary(tables.BASES, ["_base"], {"rows": ("count", "*")}, where)
+    return dict(row_values(rows, "_base", "rows"))
+
+
+def base_rows(state: State, number: int, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of a base beside those of silver: heads, and its row `state`.
+
+    `schema`: the columns of the table.
+    """
+    facts = {"_base": number, "generation": state.generation, "batch": state.next_batch - 1}
+    heads = state.heads.drop_columns(["own", "at_cut"])
+    for name, column in (("event_time", "own"), ("position", "at_cut")):
+        heads = heads.append_column(name, time_column(int64s(state.heads[column])))
+    if heads.num_rows:
+        yield in_silver(_with(heads, facts), "head", schema)
+    columns = {"value": pa.array([_encoded(state)], pa.binary()), "partition": [0]}
+    row = pa.table(columns)
+    yield in_silver(_with(row, facts), "state", schema)
+
+
+def _with(rows: pa.Table, facts: Mapping[str, Any]) -> pa.Table:
+    for name, value in facts.items():
+        rows = rows.append_column(name, pa.repeat(pa.scalar(value), rows.num_rows))
+    return rows
+
+
+def of_base(rows: pa.Table, number: int, schema: pa.Schema) -> pa.Table:
+    """Return rows of silver as rows of a base."""
+    rows = _with(rows, {"_base": number})
+    return rows.select(schema.names).cast(schema)
+
+
+def read_state(reader: TableReader, epochs: Epochs, base: Base) -> State:
+    """Return the state that a base has saved, under the rules of its epoch. How far it had come,
+    silver's rows `batch` say.
+
+    Raises ConfigurationError where rows of the base are gone.
+    """
+    check_bases(reader, [base])
+    [value] = reader.select(tables.BASES, ["value"], base.of(STATE))["value"].to_pylist()
+    columns = [*HEADS.names[:4], "event_time", "position"]
+    rows = reader.rows(tables.BASES, columns, base.of(HEAD))
+    times = (pa.array(times_ms(rows[name])) for name in ("event_time", "position"))
+    heads = pa.Table.from_arrays([*(rows[name] for name in HEADS.names[:4]), *times], HEADS.names)
+    saved = msgspec.json.decode(value, type=_Saved)
+    done = read_batches(reader, [base.batch])[base.batch]
+    epoch = epochs[done.epoch]
+    rules = replace(
+        epoch.settings.merge.rules,
+        horizons=saved.horizons,
+        epoch_start=saved.epoch_start,
+        since=saved.since,
+        tenant_horizons=dict(saved.tenant_horizons),
+    )
+    return State(
+        base.batch + 1,
+        done.cursors(),
+        done.clocks,
+        rules,
+        heads.cast(HEADS),
+        dict(saved.cuts),
+        {tp: [*decisions] for tp, decisions in saved.idle},
+        epoch.number,
+        epoch.from_batch,
+        base.generation,
+    )
+
+
+class _Saved(msgspec.Struct):
+    """What a row `state` says, in `value`."""
+
+    cuts: list[tuple[TopicPartition, Cut]]
+    idle: list[tuple[TopicPartition, list[IdleDecision]]]
+    horizons: dict[int, int]
+    epoch_start: dict[int, int]
+    since: dict[int, int]
+    tenant_horizons: list[tuple[tuple[int, str], int]]
+
+
+def _encoded(state: State) -> bytes:
+    rules = state.rules
+    idle = [(tp, [*decisions]) for tp, decisions in state.idle.items()]
+    saved = _Saved(
+        [*state.cuts.items()],
+        idle,
+        dict(rules.horizons),
+        dict(rules.epoch_start),
+        dict(rules.since),
+        [*rules.tenant_horizons.items()],
+    )
+    return msgspec.json.encode(saved)
+
+
+class SlowestTenant(NamedTuple):
+    """The number of a partition's tenants with open or waiting rows, and the one furthest behind.
+
+    `clock`: of that tenant, in ms (None: not known).
+    """
+
+    tenants: int
+    tenant: str | None
+    clock: int | None
+
+
+UNKNOWN_TENANT = SlowestTenant(0, None, None)
+
+
+def unfinished(reader: TableReader) -> pa.Table:
+    """Return how many `rows` of silver are still to change, by partition, tenant and status."""
+    by, rows = ["partition", "tenant", "status"], {"rows": ("count", "*")}
+    return reader.summary(tables.SILVER, by, rows, [[tables.IS_UNFINISHED]])
+
+
+def times_of(rows: pa.Table, state: State) -> list[tuple[int, str, int | None]]:
+    """Return each partition and tenant of such rows (`unfinished`) with its clock.
+
+    Clocks are in ms (None: not known); the order is by partition and clock.
+    """
+    tenants = rows.group_by(["partition", "tenant"]).aggregate([])
+    times = state.tenant_clocks(int64s(tenants["partition"]), tenants["tenant"])
+    clocked = zip(
+        tenants["partition"].to_pylist(), times.tolist(), tenants["tenant"].to_pylist(), strict=True
+    )
+    return [(p, tenant, None if time == NULL_TIME else time) for p, time, tenant in sorted(clocked)]
+
+
+def slowest(rows: pa.Table, state: State) -> dict[int, SlowestTenant]:
+    """Return, by partition, the number of tenants in such rows (`unfinished`), and the slowest."""
+    slowest_tenants: dict[int, SlowestTenant] = {}
+    for p, tenant, clock in times_of(rows, state):
+        first = slowest_tenants.get(p, SlowestTenant(0, tenant, clock))
+        slowest_tenants[p] = first._replace(tenants=first.tenants + 1)
+    return slowest_tenants
+
+
+def tenants_of(
+    reader: TableReader, heads: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, str | None]:
+    """Return the tenant whose record took a topic-partition to its head (ms).
+
+    A topic-partition is absent where the idle policy did, and no record in bronze.
+    """
+    first_tenants: dict[TopicPartition, tuple[int, str | None]] = {}
+    by = ["partition", "tenant"]
+    first_of = {"first": ("min", "offset")}
+    for input_id, its in sorted(by_input(heads).items()):
+        at_head = of_topic(
+            input_id, [[("partition", "=", p), ("event_time", "=", at)] for p, at in its.items()]
+        )
+        table = tables.bronze(input_id.source)
+        for where in in_portions(at_head):
+            for row in reader.summary(table, by, first_of, where).to_pylist():
+                tp = TopicPartition(input_id, row["partition"])
+                first = (row["first"], row["tenant"])
+                first_tenants[tp] = min(first, first_tenants.get(tp, first), key=itemgetter(0))
+    return {tp: tenant for tp, (_, tenant) in first_tenants.items()}

@@ -1,15 +1,22 @@
-"""Checks of a lake's location, an object store or a folder, by using it."""
+"""A lake's location, an object store or a folder: its reader, and checks of it by using it."""
 
 from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from watersmeet.errors import ConfigurationError
+from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, has_store, local_path, scheme_of
+from watersmeet.lake.table_reader import TableReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def stored(lake: Lake) -> list[str]:
@@ -99,3 +106,15 @@ def _check_folder(folder: Path) -> None:
                 "by its URI, or a schema of a catalog"
             ),
         ) from None
+
+
+def reader(lake: Lake, spark: Callable[[], SparkSession]) -> TableReader:
+    """Return `TableReader` by delta-rs where it can open every table, else by Spark.
+
+    Spark's session starts with the first query.
+    """
+    if lake.needs_spark:
+        from watersmeet.lake.by_spark import SparkReader
+
+        return SparkReader(lake, spark)
+    return DeltaRsReader(lake)

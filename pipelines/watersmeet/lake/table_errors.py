@@ -28,8 +28,8 @@ from watersmeet.errors import (
     is_known,
     root_cause,
 )
-from watersmeet.lake.checksums import damaged_file
 from watersmeet.lake.commits import is_conflict
+from watersmeet.lake.log_files import damaged_file
 from watersmeet.lake.table_reader import TableReader
 
 T = TypeVar("T")

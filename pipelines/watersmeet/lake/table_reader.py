@@ -6,7 +6,7 @@ Spark for all others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, pairwise
 from types import MappingProxyType
@@ -19,9 +19,9 @@ from watersmeet.core.columns import Int64s, int64s, row_values
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import RECORD_IDS
 from watersmeet.core.too_large import RECORD_COUNT
-from watersmeet.core.types import TIME
+from watersmeet.core.types import TIME, ddl
 from watersmeet.errors import WatersmeetError
-from watersmeet.lake.views import DerivedView, View, with_reads
+from watersmeet.lake.views import View, with_reads
 
 if TYPE_CHECKING:
     from watersmeet.lake.location import Lake
@@ -191,6 +191,8 @@ class TableReader(Histories, Protocol):
     """
 
     lake: Lake
+    dialect: str
+    """The SQL that `query` takes: `datafusion` or `spark`."""
 
     def exists(self, table: str) -> bool:
         """Return True where the table exists. Nothing is created."""
@@ -201,16 +203,6 @@ class TableReader(Histories, Protocol):
         """Return columns of exactly the rows that meet the conditions, in no particular order."""
         return normalise(self.rows(table, columns, where, version))
 
-    @property
-    def views(self) -> Mapping[str, View]:
-        """The views of the lake by name, which are read as tables are."""
-        return self.lake.views
-
-    @property
-    def derived(self) -> Mapping[str, DerivedView]:
-        """The views of views by name, which only `query` reads."""
-        return self.lake.derived
-
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
@@ -218,7 +210,7 @@ class TableReader(Histories, Protocol):
 
         Their type is timestamp[us, UTC]. Of a view of the journal, it returns all rows.
         """
-        view = self.views.get(table)
+        view = self.lake.views.get(table)
         if view is None:
             return self.table_rows(Question(table, columns, where, version))
         if view.items is not None:
@@ -249,7 +241,7 @@ class TableReader(Histories, Protocol):
         Where `by` is empty, there is one row in any case.
         """
         question = Question(table, by, where, version, values)
-        view = self.views.get(table)
+        view = self.lake.views.get(table)
         if view is None:
             return normalise(self.table_rows(question))
         parts = [*map(normalise, self._parts(view, question))]
@@ -272,10 +264,6 @@ class TableReader(Histories, Protocol):
                     rows = rows.append_column(name, constant)
                 yield rows.select([*question.columns, *(question.values or ())])
 
-    @property
-    def dialect(self) -> str:
-        """The SQL that `query` takes: `datafusion` or `spark`."""
-
     def query(
         self, sql: str, names: Collection[str], versions: Mapping[str, int] = NO_VERSIONS
     ) -> pa.RecordBatchReader:
@@ -293,10 +281,10 @@ class TableReader(Histories, Protocol):
         Raises NoTableError where one does not exist; a view of several may lack some of them.
         """
         stored: dict[str, None] = {}
-        for name in with_reads(self.derived, names):
-            if name in self.derived:
+        for name in with_reads(self.lake.derived, names):
+            if name in self.lake.derived:
                 continue
-            view = self.views.get(name)
+            view = self.lake.views.get(name)
             parts = [name] if view is None else [part.table for part in view.parts]
             existing = parts if len(parts) == 1 else [each for each in parts if self.exists(each)]
             stored |= dict.fromkeys(existing or parts)
@@ -544,3 +532,124 @@ def normalise(rows: pa.Table) -> pa.Table:
         for column in uniform.columns
     ]
     return pa.table(in_ms, uniform.column_names)
+
+
+class Dialect(NamedTuple):
+    """Functions that write a dialect's column names, texts, doubles, and times from epoch ms."""
+
+    name: Callable[[str], str]
+    text: Callable[[str], str]
+    double: Callable[[float], str]
+    time: Callable[[int], str]
+
+
+def sql_of(where: Where, times: Collection[str], dialect: Dialect) -> str:
+    """Return conditions as SQL; `times`: the columns that hold timestamps.
+
+    What all terms have in common is written once: it may be a long list. Raises ValueError for a
+    value that no column can hold.
+    """
+
+    def conjunction(term: Sequence[Condition]) -> str:
+        return " AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE"
+
+    first = where[0] if where else ()
+    common = [condition for condition in first if all(condition in term for term in where)]
+    rest = [[condition for condition in term if condition not in common] for term in where]
+    if common and not all(rest):  # of one term, nothing is left
+        return conjunction(common)
+    either = " OR ".join(f"({conjunction(term)})" for term in rest) or "TRUE"
+    return f"{conjunction(common)} AND ({either})" if common else either
+
+
+def sql_of_view(
+    view: View, tables: Mapping[str, str], columns: Mapping[str, Collection[str]], dialect: Dialect
+) -> str:
+    """Return a view as a query of its tables.
+
+    `tables`: what the query calls those that exist. `columns`: the columns that each has by now; a
+    view lacks what one of its tables lacks.
+    """
+    parts = [part for part in view.parts if part.table in tables]
+    names = [
+        name
+        for name in view.schema.names
+        if all(name in part.constants or name in columns[part.table] for part in parts)
+    ]
+    queries = []
+    for part in parts:
+        constants = {
+            name: f"{dialect.text(text)} AS {dialect.name(name)}"
+            for name, text in part.constants.items()
+        }
+        selected = ", ".join(constants.get(name, dialect.name(name)) for name in names)
+        where = sql_of([part.where], (), dialect)
+        queries.append(f"SELECT {selected} FROM {tables[part.table]} WHERE {where}")
+    return " UNION ALL ".join(queries)
+
+
+def sql_of_rows(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> str:
+    """Return a few rows as a query; times are epoch ms."""
+    names = [dialect.name(name) for name in schema.names]
+
+    def literal_of(kind: pa.DataType, value: Any) -> str:
+        if kind == TIME:
+            return dialect.time(value or 0)
+        return "NULL" if value is None else _literal(value, dialect)
+
+    records = [row.values() for row in rows.select(schema.names).to_pylist()]
+    values = (
+        f"({', '.join(map(literal_of, schema.types, record))})"
+        for record in records or [[None] * len(names)]
+    )
+    typed = (
+        name if kind == TIME else f"CAST({name} AS {ddl(kind)}) AS {name}"
+        for name, kind in zip(names, schema.types, strict=True)
+    )
+    return (
+        f"SELECT {', '.join(typed)} FROM (VALUES {', '.join(values)}) "
+        f"AS decided({', '.join(names)}) WHERE {'TRUE' if records else 'FALSE'}"
+    )
+
+
+def _condition(
+    times: Collection[str], dialect: Dialect, column: str, operator: str, value: Any
+) -> str:
+    name = dialect.name(column)
+    if operator in ("is null", "is not null"):
+        return f"{name} {operator.upper()}"
+    if operator in AFFIXES:
+        return f"{AFFIXES[operator]}({name}, {len(value)}) = {dialect.text(value)}"
+
+    def literal_of(element: Any) -> str:
+        """Return a value in the dialect: epoch ms as a time, where the column has times."""
+        return dialect.time(int(element)) if column in times else _literal(element, dialect)
+
+    if operator in ("in", "not in"):
+        return (
+            f"{name} {operator.upper()} ({', '.join(map(literal_of, value))})"
+            if len(value)
+            else str(operator == "not in").upper()
+        )
+    return f"{name} {operator} {literal_of(value)}"
+
+
+def _literal(value: Any, dialect: Dialect) -> str:
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, int):
+        return repr(value)
+    if isinstance(value, float):
+        return dialect.double(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"X'{bytes(value).hex()}'"
+    if isinstance(value, str):
+        return dialect.text(value)
+    raise ValueError(f"{value!r} is no value that a column can be compared with")
+
+
+def literal(value: str | bool | None) -> str:
+    """Return a value as SQL of every dialect. A text must have neither quotes nor backslashes."""
+    if value is None:
+        return "NULL"
+    return str(value).upper() if isinstance(value, bool) else f"'{value}'"

@@ -27,11 +27,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from watersmeet.errors import WatersmeetError
-from watersmeet.lake.checksums import has_form, is_checksum_whole, is_intact, is_sealed
 from watersmeet.lake.commits import WRITES, Commit
 from watersmeet.lake.durable import RECENT, sync
 from watersmeet.lake.location import Lake
 from watersmeet.lake.log_files import (
+    CHECKPOINT,
+    ENTRY,
     LAST_CHECKPOINT,
     LOG,
     Action,
@@ -40,10 +41,12 @@ from watersmeet.lake.log_files import (
     damaged,
     entry_of,
     files_named,
+    has_form,
+    is_checksum_whole,
+    is_intact,
+    is_sealed,
     names_in,
     version_of,
-    version_of_checkpoint,
-    version_of_entry,
 )
 
 ASIDE: Final = "aside"
@@ -206,7 +209,7 @@ def _tail(log_folder: Path) -> Tail:
 
 def _tail_of(log_folder: Path, names: Sequence[str]) -> Tail:
     tail = Tail(log_folder)
-    entries = [v for name in names if (v := version_of_entry(name)) is not None]
+    entries = [v for name in names if (v := version_of(name, ENTRY)) is not None]
     if not entries:
         tail.is_whole_table = ASIDE in names
         return tail
@@ -322,7 +325,7 @@ def _look_at_checkpoints(tail: Tail, names: Sequence[str], entries: Sequence[int
     newest = entries[-1] if entries else -1
     by_version = dict[int, list[str]]()
     for name in names:
-        if (version := version_of_checkpoint(name)) is not None:
+        if (version := version_of(name, CHECKPOINT)) is not None:
             by_version.setdefault(version, []).append(name)
     base: int | None = None
     for version in sorted(by_version, reverse=True):

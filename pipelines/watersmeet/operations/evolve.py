@@ -33,10 +33,8 @@ from watersmeet.faults import IN_EVOLVE, fault_point
 from watersmeet.kafka.cluster import Cluster, topics_of, unpartitioned
 from watersmeet.kafka.publisher import REDRIVE, REPARTITION, fence_records
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import Epochs, changes, epoch_body, read_epochs, rerouted
-from watersmeet.lake.generations import read_generations
-from watersmeet.lake.history import read_history
-from watersmeet.lake.identity import configured_identity, differences
+from watersmeet.lake.history import Epochs, epoch_body, read_history
+from watersmeet.lake.identity import changes, configured_identity, differences, rerouted
 from watersmeet.lake.journal import RULES
 from watersmeet.lake.lease import EVOLVE, change_under_way
 from watersmeet.lake.location import Lake
@@ -65,7 +63,7 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
 
     Raises ConfigurationError if there is no lake.
     """
-    epochs = read_epochs(reader, settings)
+    epochs = read_history(reader, settings).epochs
     last = last_batch(reader)
     changed = changes(epochs, settings)
     problems = differences(reader, configured_identity(settings)) or [
@@ -117,7 +115,7 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
     # An `evolve` that was cut short still has the layers.
     if not answer["changes"] and change_under_way(reader, EVOLVE) is None:
         return answer
-    of_lake = read_epochs(reader, settings).current.settings
+    of_lake = read_history(reader, settings).epochs.current.settings
     this_run = Run(of_lake, LAYERS, reporter, change=EVOLVE)
     with this_run.take_layers() as cycle:
         from_batch = cycle.silver.recover().state.next_batch
@@ -134,7 +132,7 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
         if after.has_ids:  # whoever knows the epoch may ask for the columns
             this_run.engine.lake = Lake(after)
             evolve_schema(this_run.engine, this_run.engine.lake.layout)
-        number = read_epochs(reader, settings).current.number + 1
+        number = read_history(reader, settings).epochs.current.number + 1
         since = {
             TopicPartition(i, p): at for i, its in next_offsets.items() for p, at in its.items()
         }
@@ -204,7 +202,7 @@ def _too_early(
         return
     if not reader.exists(tables.SILVER):
         return
-    generations = read_generations(reader, before)
+    generations = read_history(reader, before).generations
     if not generations:
         return
     longest_ms = max(rules.merge.longest_ms for rules in (before, after))

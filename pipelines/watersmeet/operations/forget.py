@@ -40,18 +40,17 @@ from watersmeet.faults import IN_FORGET, fault_point
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import REDRIVE, fence_records
 from watersmeet.lake import tables
-from watersmeet.lake.bases import without_rows
-from watersmeet.lake.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
 from watersmeet.lake.commits import Commit, is_conflict
-from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import of_key, of_topic
 from watersmeet.lake.journal import BASE, ERASED
 from watersmeet.lake.lease import FORGET
-from watersmeet.lake.published import last_tails_in, topic_of
+from watersmeet.lake.pieces import NOT_FORGOTTEN, chunks_of, read_chunk
+from watersmeet.lake.published import last_tails_in, topic_of, with_message
 from watersmeet.lake.schemas import avro_schemas
+from watersmeet.lake.state import without_rows
 from watersmeet.lake.table_reader import Condition, TableReader, Where, extreme, row_count
 from watersmeet.lake.tables import DELETING
-from watersmeet.lake.unpublished import with_message
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
 from watersmeet.running.owner import Owner, now_ms
@@ -130,7 +129,7 @@ class Forgetting:
     def __post_init__(self) -> None:
         self.settings.merge.check_tenants("--tenant", self.tenant)
         # They know the topic of corrections that are no longer made, too.
-        self.settings = read_epochs(self.reader, self.settings).current.settings
+        self.settings = read_history(self.reader, self.settings).epochs.current.settings
 
     def preview(self) -> dict[str, Any]:
         """Return where the key is, without erasing anything.
@@ -271,7 +270,7 @@ class Forgetting:
 
     def _rules(self, source: str) -> list[ReadingRules]:
         epoch_rules: list[ReadingRules] = []
-        for epoch in read_epochs(self.reader, self.settings):
+        for epoch in read_history(self.reader, self.settings).epochs:
             rules = epoch.settings.reading_rules(source)
             if source in (avro := avro_schemas(self.reader, epoch.settings)):
                 rules = replace(rules, schema=avro[source])
@@ -367,7 +366,8 @@ class Forgetting:
         self._erase(owner, tables.SILVER, self._silver)
         names = ["_base", "partition", "tenant", "event_time"]
         saved = self.reader.select(tables.BASES, names, [self._key_conditions])
-        for base in without_rows(self.reader, saved["_base"].to_pylist()):
+        bases = read_history(self.reader, self.settings).bases
+        for base in without_rows(self.reader, bases, saved["_base"].to_pylist()):
             owner.decide(BASE, base.body(), base.generation)
         self._erase(owner, tables.BASES, saved)
         if self.is_there:

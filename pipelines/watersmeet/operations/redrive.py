@@ -35,7 +35,13 @@ from watersmeet.kafka.publisher import REDRIVE, Publisher, record_publisher
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.kafka.registry import rules_of
 from watersmeet.lake import tables
-from watersmeet.lake.chunks import (
+from watersmeet.lake.history import read_history
+from watersmeet.lake.identity import differences, identity, kept_facts
+from watersmeet.lake.inputs import of_input, of_topic
+from watersmeet.lake.lease import FORGET, check_not_changing
+from watersmeet.lake.location import Lake
+from watersmeet.lake.pieces import (
+    BY_OFFSET,
     CHUNKS,
     NOT_FORGOTTEN,
     RECORD,
@@ -43,15 +49,9 @@ from watersmeet.lake.chunks import (
     chunks_of,
     places_of,
     read_chunk,
+    read_pieces,
     records_at,
 )
-from watersmeet.lake.epochs import read_epochs
-from watersmeet.lake.history import read_history
-from watersmeet.lake.identity import differences, identity, kept_facts
-from watersmeet.lake.inputs import of_input, of_topic
-from watersmeet.lake.lease import FORGET, check_not_changing
-from watersmeet.lake.location import Lake
-from watersmeet.lake.pieces import BY_OFFSET, read_pieces
 from watersmeet.lake.table_reader import Condition, TableReader, within
 from watersmeet.running.moved import moved_topics
 from watersmeet.running.next_offsets import NextOffsets
@@ -211,7 +211,7 @@ class Redrive:
         source = input_id.source
         if (
             source not in self.settings.repartitioned
-            or len(read_epochs(self.reader, self.settings)) == 1
+            or len(read_history(self.reader, self.settings).epochs) == 1
         ):
             return
         rules = rules_of(self.settings, source)

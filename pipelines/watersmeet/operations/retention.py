@@ -12,7 +12,7 @@ of bronze, records and refused records. Rows that are still needed stay:
 - in bronze, the rows of redriven records as long as it has the refused ones, since they alone say
   that these were redriven.
 
-Records are deleted up to a base (`lake.bases`), so that what is left can be derived again; after a
+Records are deleted up to a base (`lake.state`), so that what is left can be derived again; after a
 reset, only what was merged since. Of silver, what a derivation from the newest base on may need
 stays, too: the merge records that late records may still correct. A floor is decided first, then
 the rows below it are deleted. What a crash leaves is deleted the next time, and so are bases that
@@ -41,23 +41,24 @@ from watersmeet.core.tenants import Cut
 from watersmeet.errors import ConfigurationError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
-from watersmeet.lake.bases import (
-    Base,
-    Floors,
-    bases_of,
-    floors_of,
-    read_bases,
-    read_state,
-)
-from watersmeet.lake.chunks import NOT_FORGOTTEN
 from watersmeet.lake.commits import suppress_conflict
-from watersmeet.lake.epochs import Epochs, longest_ms, needed_ms, unsettled_from
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import (
+    Base,
+    Epochs,
+    Floors,
+    Generation,
+    longest_ms,
+    needed_ms,
+    read_history,
+    unsettled_from,
+)
 from watersmeet.lake.inputs import of_input, of_topic, topic_partition
-from watersmeet.lake.journal import ERASED, FLOOR, read_journal
+from watersmeet.lake.journal import ERASED, FLOOR
 from watersmeet.lake.maintenance import FILE_BYTES
+from watersmeet.lake.pieces import NOT_FORGOTTEN
 from watersmeet.lake.progress import last_batch, read_batches
-from watersmeet.lake.published import last_tails
+from watersmeet.lake.published import last_tails, may_be_beyond, with_message
+from watersmeet.lake.state import read_state
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
@@ -68,7 +69,6 @@ from watersmeet.lake.table_reader import (
     row_count,
 )
 from watersmeet.lake.tables import DELETING
-from watersmeet.lake.unpublished import may_be_beyond, with_message
 from watersmeet.operations.redrive import Refused, redriven_in_bronze
 from watersmeet.running.dead_letters import unsent
 from watersmeet.running.owner import Owner
@@ -104,7 +104,7 @@ def expire(
         terms, kept = _places_kafka_lacks(reader, settings)
     elif table == tables.BASES:
         # Nobody reads the others any more, or they were not decided.
-        bases = [base.number for base in bases_of(read_journal(reader))]
+        bases = [base.number for base in read_history(reader, settings).bases]
         terms = [[("_base", "not in", bases) if bases else ("_base", "is not null", None)]]
     elif (
         not owner.engine.lake.layout[table].has_records
@@ -119,7 +119,7 @@ def expire(
             return
         if not only_if_worthwhile:  # a run has done so after its batches
             save_last_state(owner, settings, generation, last.batch)
-        saved = read_bases(reader, generation)
+        saved = read_history(reader, settings).bases_in(generation)
         old = _Old(reader, settings, last, generation, history.epochs, saved)
         terms, floors = old.of(table)
     rows = sum(row_count(reader, table, portion) for portion in in_portions(terms))
@@ -135,7 +135,7 @@ def expire(
 def _decide(owner: Owner, table: str, floors: Floors) -> None:
     """Decide the floors of a table that lie further on than those that are there."""
     owner.last_number(table, DELETING)  # raises where a later owner has come
-    existing = floors_of(read_journal(owner.engine.reader))
+    existing = read_history(owner.engine.reader, owner.engine.lake.settings).floors
     times = [
         (name, p, time)
         for (name, p), time in sorted(floors.times.items())
@@ -198,7 +198,8 @@ class _Old:
         try:
             return self.of_silver() if table == tables.SILVER else self.of_bronze(table)
         except ConfigurationError:
-            if read_bases(self.reader, self.generation) == self.bases:
+            now = read_history(self.reader, self.settings).bases_in(self.generation)
+            if now == self.bases:
                 raise
             return [], _NO_FLOORS
 

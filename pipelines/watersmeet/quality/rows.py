@@ -44,12 +44,17 @@ from watersmeet.errors import Problem
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import read_epochs
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.location import Lake
 from watersmeet.lake.newest import lake_schemas
-from watersmeet.lake.published import last_tails_in, tail_columns, topic_columns
+from watersmeet.lake.published import (
+    first_to_publish,
+    last_tails_in,
+    tail_columns,
+    topic_columns,
+    with_message,
+)
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
@@ -57,7 +62,6 @@ from watersmeet.lake.table_reader import (
     Where,
     within,
 )
-from watersmeet.lake.unpublished import first_to_publish, with_message
 from watersmeet.lake.views import views
 from watersmeet.quality.suites import SINK, Suite
 from watersmeet.settings import Settings
@@ -315,7 +319,7 @@ MESSAGES: Final = schema_of(
 
 def published_until(reader: TableReader, settings: Settings, last: int) -> int:
     """Return the last batch of silver that is published whole; -1 where there is none."""
-    generations = read_generations(reader, settings)
+    generations = read_history(reader, settings).generations
     if last < 0 or not generations or not reader.exists(tables.PUBLISHED):
         return -1
     tails = last_tails_in(reader, MERGED, settings.publish.topic)
@@ -347,7 +351,7 @@ def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
         f"FROM c LEFT JOIN published p ON p.`partition` = c.`partition` AND {is_its} "
         "GROUP BY c.`partition`, first, last ORDER BY c.`partition`",
     )
-    timeout_ms = read_epochs(reader, settings).first_timeout_ms
+    timeout_ms = read_history(reader, settings).epochs.first_timeout_ms
     messages = [MESSAGES.empty_table()]
     # A commit is answered before every partition shows it.
     bounds = cluster.settled_bounds(topic, found[-1]["partition"] + 1)

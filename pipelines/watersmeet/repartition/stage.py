@@ -35,7 +35,8 @@ from watersmeet.kafka.publisher import REPARTITION, Publisher, record_publisher
 from watersmeet.kafka.reading import Range
 from watersmeet.kafka.registry import rules_of
 from watersmeet.kafka.workers import read_decoded
-from watersmeet.lake.epochs import check_rules, read_epochs
+from watersmeet.lake.history import read_history
+from watersmeet.lake.identity import check_rules
 from watersmeet.lake.lease import EVOLVE, check_not_changing
 from watersmeet.lake.location import Lake
 from watersmeet.lake.table_reader import TableReader
@@ -269,7 +270,7 @@ class Repartition:
     def _check_rules(self) -> None:
         # Raises ConfigurationError for other rules in the lake, LeaseTakenError while they change.
         check_not_changing(self._lake, Lake(self.settings), EVOLVE)
-        check_rules(read_epochs(self._lake, self.settings), self.settings, self.source)
+        check_rules(read_history(self._lake, self.settings).epochs, self.settings, self.source)
 
     @cached_property
     def _lake(self) -> TableReader:

@@ -20,9 +20,9 @@ from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.core.types import TENANT
 from watersmeet.engine import Engine, Selection, SilverRows
 from watersmeet.lake import tables
-from watersmeet.lake.chunks import Chunk, near, of_few_rows
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import Generation
 from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.pieces import Chunk, near, of_few_rows
 from watersmeet.lake.recovered import MESSAGES, has_messages
 from watersmeet.lake.table_reader import RECORD_ID_BYTES, Where, between, within
 from watersmeet.running.merge_functions import MergeInputs, counts_of

@@ -44,7 +44,7 @@ from watersmeet.errors import ConfigurationError, ForeignMessageError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import Publisher, sequence_tail
 from watersmeet.kafka.reading import headers_of, read_backwards, read_tails
-from watersmeet.lake.generations import Generation, InKafka, read_generations
+from watersmeet.lake.history import Generation, InKafka, read_history
 from watersmeet.lake.published import holds_corrections, last_tails, topic_of
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings, StartOffsets, StartTimestamp
@@ -249,7 +249,7 @@ def has_own_corrections(reader: TableReader, settings: Settings, topic: str) -> 
     """Return True where a topic has corrections of the lake, whether they are noted or not."""
     if holds_corrections(reader, settings, topic):
         return True
-    generations = read_generations(reader, settings)
+    generations = read_history(reader, settings).generations
     partitions = Cluster(settings.kafka).partition_counts([topic]).get(topic)
     if not generations or partitions is None:
         return False

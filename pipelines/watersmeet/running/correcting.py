@@ -48,8 +48,7 @@ from watersmeet.core.silver import in_silver, with_status
 from watersmeet.engine import Engine
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
-from watersmeet.lake.epochs import Epochs, read_epochs, unsettled_from
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import Epochs, Generation, read_history, unsettled_from
 from watersmeet.lake.table_reader import (
     MAX_TERMS,
     ROW_BYTES,
@@ -163,7 +162,7 @@ class Correcting:
 
     @cached_property
     def _epochs(self) -> Epochs:
-        return read_epochs(self.engine.reader, self.settings)
+        return read_history(self.engine.reader, self.settings).epochs
 
     # -- what they correct
 

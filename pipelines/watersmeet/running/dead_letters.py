@@ -57,7 +57,9 @@ from watersmeet.kafka.cluster import Cluster, copy_settings
 from watersmeet.kafka.publisher import Offsets, Publisher, record_publisher
 from watersmeet.kafka.reading import headers_of, read_tails
 from watersmeet.lake import tables
-from watersmeet.lake.chunks import (
+from watersmeet.lake.history import Generations
+from watersmeet.lake.inputs import of_input
+from watersmeet.lake.pieces import (
     CHUNK_ROWS,
     CHUNKS,
     NOT_FORGOTTEN,
@@ -66,8 +68,6 @@ from watersmeet.lake.chunks import (
     chunks_of,
     read_chunk,
 )
-from watersmeet.lake.generations import Generations
-from watersmeet.lake.inputs import of_input
 from watersmeet.lake.published import last_letters, letter_ends, topic_columns
 from watersmeet.lake.table_reader import Condition, TableReader, Where, within
 from watersmeet.monitoring.events import Failed, RecordsProcessed

@@ -40,24 +40,15 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import Publisher
 from watersmeet.kafka.reading import open_transactions
 from watersmeet.lake import tables
-from watersmeet.lake.decisions import Decided, decision_rows
-from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.erased import read_erased
-from watersmeet.lake.generations import (
-    Generation,
-    Generations,
-    InKafka,
-    generation_body,
-    read_generations,
-)
+from watersmeet.lake.history import Generation, Generations, InKafka, generation_body, read_history
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.journal import BEGIN, CLOSED
-from watersmeet.lake.progress import last_batch
-from watersmeet.lake.published import last_tails, topic_of
+from watersmeet.lake.progress import Decided, decision_rows, last_batch
+from watersmeet.lake.published import last_tails, reached, topic_of, unpublished
 from watersmeet.lake.recovered import joined, out_rows, read_back_until, rows_of_parts
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, row_count, within
 from watersmeet.lake.tables import RESETTING
-from watersmeet.lake.unpublished import reached, unpublished
 from watersmeet.running.beginnings import first_beginning, read_in_kafka
 from watersmeet.running.bronze_table import BronzeTable, kafka_input, without_existing
 from watersmeet.running.correcting import Correcting
@@ -132,7 +123,7 @@ def preview(reader: TableReader, settings: Settings, partitions: int) -> list[di
     run would raise.
     """
     rows = []
-    generations = read_generations(reader, settings)
+    generations = read_history(reader, settings).generations
     next_offsets = NextOffsets(reader, settings, partitions)
     newest = generations.newest if generations else first_beginning(settings, partitions).generation
     reason = "the lake" if generations else newest.reason
@@ -227,7 +218,7 @@ class Jump:
     @cached_property
     def _before(self) -> Generations:
         """The generations so far; of a lake that has not begun, the one that would be first."""
-        existing = read_generations(self._reader, self.settings)
+        existing = read_history(self._reader, self.settings).generations
         return existing or Generations([first_beginning(self.settings, self.partitions).generation])
 
     @cached_property
@@ -242,7 +233,7 @@ class Jump:
     @cached_property
     def _generation(self) -> Generation:
         begin = {jump.tp: jump.to_offset for jump in self.jumps}
-        epoch = read_epochs(self._reader, self.settings).current.number
+        epoch = read_history(self._reader, self.settings).epochs.current.number
         reason = f"reset --to {self.to}"
         number = self._before.newest.number + 1
         return Generation(

@@ -32,8 +32,7 @@ from watersmeet.errors import ForeignMessageError, LakeBehindError, WatersmeetEr
 from watersmeet.expressions.publish import Expressions, warn
 from watersmeet.kafka.publisher import sequence_tail
 from watersmeet.kafka.reading import headers_of
-from watersmeet.lake.epochs import Epochs
-from watersmeet.lake.generations import Generation, Generations
+from watersmeet.lake.history import Epochs, Generation, Generations
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import last_tails, topic_of
 from watersmeet.lake.table_reader import Condition, row_count

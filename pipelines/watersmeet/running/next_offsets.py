@@ -12,8 +12,7 @@ from watersmeet.errors import ConfigurationError, DataLossError, RecordsReplaced
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.commits import last_decision
-from watersmeet.lake.generations import Generation
-from watersmeet.lake.history import History, read_history
+from watersmeet.lake.history import Generation, History, read_history
 from watersmeet.lake.journal import SKIP
 from watersmeet.lake.newest import row_ends
 from watersmeet.lake.progress import last_batch

@@ -31,14 +31,7 @@ from watersmeet.lake.commits import (
     suppress_conflict,
 )
 from watersmeet.lake.history import History, read_history
-from watersmeet.lake.journal import (
-    ATTEMPTS,
-    OWNER,
-    later_layers,
-    next_seq,
-    try_decide,
-    undecided,
-)
+from watersmeet.lake.journal import OWNER, decide
 from watersmeet.lake.restored import check_table
 from watersmeet.lake.table_reader import ReadOnce
 from watersmeet.lake.tables import APPLICATION, JOURNAL
@@ -113,18 +106,18 @@ class Owner:
 
         Raises LeaseLostError, and decides nothing, if a later owner has taken one of the layers.
         """
-        reader = self.engine.reader
         self._check_restored(JOURNAL)
         self._history = None
-        for _ in range(ATTEMPTS):
-            seq = next_seq(reader)  # read first: whoever takes a layer after this has this number
-            if later_layers(reader, self.token).intersection(self.layers):
-                raise LeaseLostError(self.engine.lake.location)
-            append = self.engine.append
-            if try_decide(reader, append, seq, kind, body, generation=generation, token=self.token):
-                self.notify(Committed(JOURNAL))
-                return
-        raise undecided()
+        decide(
+            self.engine.reader,
+            lambda *commit: self.engine.append(*commit),
+            kind,
+            lambda: body,
+            generation,
+            token=self.token,
+            layers=self.layers,
+        )
+        self.notify(Committed(JOURNAL))
 
     def rely_on_what_was_read(self) -> None:
         """Make durable what this process has read of the lake, whoever has committed it.

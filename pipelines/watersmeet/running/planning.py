@@ -34,7 +34,7 @@ from watersmeet.core.state import State
 from watersmeet.core.types import TENANT
 from watersmeet.engine import Engine
 from watersmeet.lake import tables
-from watersmeet.lake.generations import Generation
+from watersmeet.lake.history import Generation
 from watersmeet.lake.inputs import by_input, first_offsets, of_topic
 from watersmeet.lake.recovered import read_out
 from watersmeet.lake.schemas import avro_schemas

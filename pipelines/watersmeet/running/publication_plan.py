@@ -14,6 +14,7 @@ import pyarrow as pa
 from watersmeet.core.columns import Booleans, Int64s, cuts, groups, int64s, looked_up
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.sequence import Place, Sequence, Tail, clock_of
+from watersmeet.lake.published import after, beyond, up_to, with_message
 from watersmeet.lake.table_reader import (
     Aggregates,
     Condition,
@@ -23,7 +24,6 @@ from watersmeet.lake.table_reader import (
     in_portions,
     sizes_of,
 )
-from watersmeet.lake.unpublished import after, beyond, up_to, with_message
 
 CHUNK_BYTES = 64 * 1024 * 1024
 LIMIT_BYTES = 2 * 1024 * 1024 * 1024

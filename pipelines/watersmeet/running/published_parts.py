@@ -23,14 +23,12 @@ from watersmeet.core.repeated import RECORD_IDS
 from watersmeet.core.sequence import CORRECTED, MERGED, Place, Tail
 from watersmeet.core.too_large import records_of
 from watersmeet.lake import tables
-from watersmeet.lake.bases import floors_of
-from watersmeet.lake.generations import Generation, Generations
+from watersmeet.lake.history import Generation, Generations, read_history
 from watersmeet.lake.inputs import of_topic
-from watersmeet.lake.journal import read_journal
 from watersmeet.lake.pieces import BY_TIME, read_pieces
+from watersmeet.lake.published import with_message
 from watersmeet.lake.recovered import joined, parts_of_messages
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, within
-from watersmeet.lake.unpublished import with_message
 from watersmeet.settings import Settings
 
 _WAITING = ["topic", "partition", "offset", "event_time", "heartbeat", "merge_key", "tenant"]
@@ -138,9 +136,8 @@ def deleted_offsets(
     are older than the rows that are there, and in none of these. `spans`: by topic-partition, the
     offsets `[from, until)` that are asked for.
     """
-    times = floors_of(read_journal(reader)).last_of(
-        tables.SILVER, tables.PASSED, tables.CORRECTIONS
-    )
+    floors = read_history(reader, settings).floors
+    times = floors.last_of(tables.SILVER, tables.PASSED, tables.CORRECTIONS)
     older: Where = [[("partition", "=", p), ("event_time", "<", time)] for p, time in times.items()]
     if not older:
         return {}

@@ -13,11 +13,11 @@ from watersmeet.core.types import NO_TENANT
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import open_transactions
 from watersmeet.lake import tables
-from watersmeet.lake.generations import read_generations
+from watersmeet.lake.history import read_history
 from watersmeet.lake.newest import dropped_in_lake, finders
+from watersmeet.lake.published import count_behind_sink
+from watersmeet.lake.state import slowest, unfinished
 from watersmeet.lake.table_reader import TableReader
-from watersmeet.lake.tenants import slowest, unfinished
-from watersmeet.lake.unpublished import count_behind_sink
 from watersmeet.monitoring.events import (
     BronzeProgress,
     Committed,
@@ -139,7 +139,7 @@ class Sampler:
         """Return, by partition, how many merge records are never published; None where no
         generation has begun.
         """
-        generations = read_generations(self._reader, self._settings)
+        generations = read_history(self._reader, self._settings).generations
         if not generations:
             return None
         counts = count_behind_sink(self._reader, generations.newest)

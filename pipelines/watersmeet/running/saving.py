@@ -9,14 +9,11 @@ import pyarrow as pa
 
 from watersmeet.core.state import State
 from watersmeet.lake import tables
-from watersmeet.lake.bases import Base, base_rows, of_base
-from watersmeet.lake.epochs import unsettled_from
-from watersmeet.lake.generations import Generation
-from watersmeet.lake.history import History
+from watersmeet.lake.history import Base, Generation, History, unsettled_from
 from watersmeet.lake.journal import BASE
 from watersmeet.lake.pieces import read_pieces
 from watersmeet.lake.progress import read_batches
-from watersmeet.lake.state import state_at
+from watersmeet.lake.state import base_rows, of_base, state_at
 from watersmeet.lake.table_reader import Condition, TableReader, in_portions
 from watersmeet.running.correcting import Correcting
 from watersmeet.running.owner import Owner
