@@ -51,7 +51,7 @@ from watersmeet.lake.identity import (
     kept_facts,
     may_begin_anew,
 )
-from watersmeet.lake.journal import MOVED, RULES, largest_token
+from watersmeet.lake.journal import MOVED, RULES
 from watersmeet.lake.lease import EVOLVE, FORGET, Lease
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import keep_properties
@@ -61,7 +61,7 @@ from watersmeet.lake.restored import (
     check_not_restored,
 )
 from watersmeet.lake.store import check_writable, stored
-from watersmeet.lake.table_reader import ReadOnce, TableReader
+from watersmeet.lake.table_reader import ReadOnce, TableReader, extreme
 from watersmeet.lake.torn import move_aside
 from watersmeet.monitoring.events import Failed, Observer, OwnerChanged, all_of
 from watersmeet.monitoring.observability import Reporter
@@ -358,7 +358,7 @@ def _largest_token(reader: TableReader, written: Sequence[tuple[str, str]]) -> i
     histories = ReadOnce(reader)
     last_commits = (last_commit(histories, table, application) for table, application in written)
     tokens = [last[1].token for last in last_commits if last is not None]
-    return max([largest_token(reader), *tokens])
+    return max([extreme(reader, tables.JOURNAL, "token") or 0, *tokens])
 
 
 def run_with_restarts(

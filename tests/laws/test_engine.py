@@ -103,7 +103,7 @@ that goes (ms)."""
 
 def changed(engine: Engine, *rows: Changed) -> Any:
     """Rows for a merge, in the engine's own form."""
-    return engine.rows(gathered(engine, *rows))
+    return engine.read(gathered(engine, *rows))
 
 
 def gathered(engine: Engine, *rows: Changed) -> pa.Table:
@@ -209,7 +209,7 @@ def test_rows_are_appended_as_they_are_in_one_commit_each(engine: Engine) -> Non
     times = [-62_135_596_800_000, -1, 0, None, 253_402_300_799_999]
     before = engine.reader.version(tables.PUBLISHED)
     engine.append(tables.PUBLISHED, published(engine, 0, *range(5), times=times))
-    engine.append(tables.PUBLISHED, engine.rows(published(engine, 0, 5)))
+    engine.append(tables.PUBLISHED, engine.read(published(engine, 0, 5)))
     engine.append(tables.PUBLISHED, published(engine, 0), Commit("empty", 1, 1, {"says": "é \" '"}))
     [last, *others] = engine.reader.history(tables.PUBLISHED, 3)
     assert len(others) == 2
@@ -376,7 +376,7 @@ def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_se
     assert silver(engine, 3) == expected
     assert settings_of(spark) == before
     mine, version = [[("partition", "=", 3)]], engine.reader.version(tables.SILVER) - 1
-    earlier = engine.read(tables.SILVER, ["merge_key"], mine, version=version)
+    earlier = engine.read(Selection(tables.SILVER, ["merge_key"], mine, version=version))
     assert read(engine, earlier, ["merge_key"]) == [("a",), ("b",), ("c",)], (
         "an earlier version is as it was"
     )
@@ -394,7 +394,7 @@ def test_rows_in_this_process_and_the_engines_own_are_merged_in_turns(engine: En
     expected = [("k0", "timed_out", n) for n in range(3)] + [("k0", "open", 3)]
     expected += [(key, "open", n) for _, key, _, n, _ in others[1:]]
     assert silver(engine, 7) == sorted(expected)
-    read_by_engine = engine.read(tables.SILVER, ["merge_key"], [[("partition", "=", 7)]])
+    read_by_engine = engine.read(Selection(tables.SILVER, ["merge_key"], [[("partition", "=", 7)]]))
     assert engine.collect(read_by_engine).num_rows == len(expected)
 
 
@@ -548,7 +548,9 @@ def test_a_text_is_a_value_and_never_a_part_of_a_statement(engine: Engine) -> No
     def keys(where: Where) -> list[str]:
         return sorted(
             row[0]
-            for row in read(engine, engine.read(tables.SILVER, ["merge_key"], where), ["merge_key"])
+            for row in read(
+                engine, engine.read(Selection(tables.SILVER, ["merge_key"], where)), ["merge_key"]
+            )
         )
 
     engine.merge(
@@ -613,11 +615,11 @@ def test_a_function_sees_every_row_of_a_partition_at_once(engine: Engine) -> Non
     many = pa.concat_tables([published(engine, p, *range(p + 1)) for p in range(40)])
     few = published(engine, 7, 1, 2).select(["partition", "topic"])
     schema = pa.schema([(name, pa.int64()) for name in ("partition", "ones", "others", "sum")])
-    found = engine.per_partition(_counted, [engine.rows(many), engine.rows(few)], schema)
+    found = engine.per_partition(_counted, [engine.read(many), engine.read(few)], schema)
     expected = [(p, p + 1, 2 if p == 7 else 0, sum(range(p + 1))) for p in range(40)]
     assert sorted(read(engine, found, schema.names)) == expected
     nothing = engine.per_partition(
-        _counted, [engine.rows(many.slice(0, 0)), engine.rows(few.slice(0, 0))], schema
+        _counted, [engine.read(many.slice(0, 0)), engine.read(few.slice(0, 0))], schema
     )
     assert read(engine, nothing, schema.names) == []
 
@@ -699,7 +701,7 @@ def test_what_streams_append_at_once_to_one_table_is_all_there(engine: Engine) -
 def test_conditions_and_constants_are_those_of_a_read(engine: Engine) -> None:
     engine.append(tables.PUBLISHED, published(engine, 8, 1, 2, 3, times=[100, 200, 300]))
     where = [[("partition", "=", 8), ("last_event_time", ">=", 200), ("last_seq", "in", [1, 2])]]
-    rows = engine.read(tables.PUBLISHED, ["last_seq"], where, constants={"source": "it's"})
+    rows = engine.read(Selection(tables.PUBLISHED, ["last_seq"], where, {"source": "it's"}))
     assert read(engine, rows, ["last_seq", "source"]) == [(2, "it's")]
 
 
@@ -714,9 +716,9 @@ def test_fetched_rows_are_those_that_were_read(
         for key in "ab"
     ]
     found = rows_of_silver(engine.lake.layout, rows)
-    collect = engine.collect(engine.rows(found))
+    collect = engine.collect(engine.read(found))
     assert sorted(map(str, collect.to_pylist())) == sorted(map(str, found.to_pylist()))
-    assert engine.collect(engine.rows(found.slice(0, 0))).num_rows == 0
+    assert engine.collect(engine.read(found.slice(0, 0))).num_rows == 0
 
 
 # -- following

@@ -13,6 +13,7 @@ from tests.laws.conftest import QUICK, MakeLake
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.lakes import as_tuples
 from watersmeet.core.message import message_values
+from watersmeet.engine import Selection
 from watersmeet.lake import tables
 from watersmeet.lake.identity import begin_epoch
 
@@ -70,7 +71,7 @@ def test_any_name_and_maps_reach_silver_and_the_message(new_lake: MakeLake, tmp_
         for t in (10, 20)
     ]
     columns = ["merge_key", "event_time", "last_event_time", "tenant", "tracking"]
-    found = lake.engine.collect(lake.engine.read(tables.MERGED, columns))
+    found = lake.engine.collect(lake.engine.read(Selection(tables.MERGED, columns)))
     [message] = message_values(found, ["tracking"]).to_pylist()
     assert orjson.loads(message)["tracking"] == [
         {**value, "map": dict(value["map"])} for value in kept

@@ -119,7 +119,7 @@ def test_the_active_session_stays_the_one_that_was_given(
     for _ in range(2):
         engine = engine_for(lambda: spark_session({}), settings_for(tmp_path, engine="spark"))
         rows = pa.table({"tenant": ["a"]})
-        assert engine.collect(engine.rows(rows)).to_pylist() == [{"tenant": "a"}]
+        assert engine.collect(engine.read(rows)).to_pylist() == [{"tenant": "a"}]
         assert SparkSession.getActiveSession() is given
 
 

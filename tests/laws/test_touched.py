@@ -143,7 +143,7 @@ class Forgetful:
     def _read(self, rows: Input) -> Input:
         if isinstance(rows, pa.Table) or not rows.table.startswith("bronze_"):
             return rows
-        read = self.engine.read(rows.table, rows.columns, rows.where, constants=rows.constants)
+        read = self.engine.read(rows)
         return self.forget(rows.table, read)
 
 

@@ -39,7 +39,8 @@ InChunks: TypeAlias = Callable[..., Iterator[tuple[pa.Table, pa.Table]]]
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows of a table (or of a `version`) that meet the conditions, as `Engine.read` has them.
+    """The rows of a table (or of a `version`) that meet the conditions: some columns, and constant
+    texts.
 
     Whoever computes with the rows reads them: with Spark, that is a Python worker.
     """
@@ -188,18 +189,8 @@ class Engine(Protocol):
     def reader(self) -> TableReader:
         """The reader that answers questions about the lake's tables."""
 
-    def read(
-        self,
-        table: str,
-        columns: Sequence[str],
-        where: Where = (),
-        *,
-        constants: Mapping[str, str] | None = None,
-        version: int | None = None,
-    ) -> Rows:
-        """Return rows of a table, or of one of its versions, with these columns, and constant
-        texts.
-        """
+    def read(self, selection: Input) -> Rows:
+        """Return rows in the engine's own form: of a table, or a few that this process has."""
 
     def read_kafka(
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
@@ -215,9 +206,6 @@ class Engine(Protocol):
 
         The aggregates are whole numbers. Until the append, the table has nothing of the records.
         """
-
-    def rows(self, table: pa.Table) -> Rows:
-        """Return a small Arrow table in the engine's own form of rows."""
 
     def per_partition(self, function: Function, inputs: Sequence[Rows], schema: pa.Schema) -> Rows:
         """Return the result of a pure function, called with all rows of some partitions at a time.
@@ -360,12 +348,3 @@ def replaced_row(*, only_open: bool) -> str:
     is_deleted = "kept.status = 'waiting' AND kept.position <= changed.delete_up_to"
     is_unfinished = f"kept.status IN {tuple(UNFINISHED)}"
     return f"{is_unfinished} AND {its_key} AND (({is_replaced}) OR ({is_deleted}))"
-
-
-def read_input(engine: Engine, rows: Input) -> Rows:
-    """Return an input as the engine's rows."""
-    if isinstance(rows, pa.Table):
-        return engine.rows(rows)
-    return engine.read(
-        rows.table, rows.columns, rows.where, constants=rows.constants, version=rows.version
-    )

@@ -40,7 +40,6 @@ from watersmeet.engine import (
     SilverRows,
     Summary,
     Taken,
-    read_input,
     replaced_row,
 )
 from watersmeet.engine.polling import Polling
@@ -121,18 +120,13 @@ class EmbeddedEngine(Polling):
 
     # -- reading
 
-    def read(
-        self,
-        table: str,
-        columns: Sequence[str],
-        where: Where = (),
-        *,
-        constants: Mapping[str, str] | None = None,
-        version: int | None = None,
-    ) -> pa.Table:
+    def read(self, selection: Input) -> pa.Table:
         """See `Engine.read`."""
-        rows = self.reader.rows(table, columns, where, version)
-        for name, value in (constants or {}).items():
+        if isinstance(selection, pa.Table):
+            return selection
+        columns, where, version = selection.columns, selection.where, selection.version
+        rows = self.reader.rows(selection.table, columns, where, version)
+        for name, value in selection.constants.items():
             rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(rows)))
         return rows
 
@@ -153,10 +147,6 @@ class EmbeddedEngine(Polling):
         rows, reached = self.read_kafka(source, ranges)
         yield Taken(rows, self.summary(rows, summary.by, summary.values), reached)
 
-    def rows(self, table: pa.Table) -> pa.Table:
-        """See `Engine.rows`."""
-        return table
-
     # -- transforming
 
     def per_partition(
@@ -175,7 +165,7 @@ class EmbeddedEngine(Polling):
         size: int | None = None,  # noqa: ARG002 - all is in this process
     ) -> pa.Table:
         """See `Engine.from_tables`."""
-        return self.per_partition(function, [*map(partial(read_input, self), inputs)], schema)
+        return self.per_partition(function, [*map(self.read, inputs)], schema)
 
     @contextmanager
     def cached(self, rows: pa.Table) -> Iterator[pa.Table]:
@@ -373,7 +363,7 @@ class EmbeddedEngine(Polling):
             """Yield each chunk with the changes in it, in pieces that hold all rows of a key."""
             if has_waiting:  # else a key has one row
                 chunks = by_key(chunks, schema, self._chunks(unfinished))
-            for chunk, changed in function(chunks, *map(partial(read_input, self), inputs)):
+            for chunk, changed in function(chunks, *map(self.read, inputs)):
                 if following.keys is not None:
                     following.see(changed)
                 yield applied(chunk, changed)

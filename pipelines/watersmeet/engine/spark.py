@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,7 +44,6 @@ from watersmeet.engine import (
     SilverRows,
     Summary,
     Taken,
-    read_input,
 )
 from watersmeet.engine.checks import number_of_tasks
 from watersmeet.engine.embedded import FEW_BYTES, EmbeddedEngine, WrittenFiles
@@ -75,7 +74,7 @@ from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.store import reader
 from watersmeet.lake.table_errors import names_tables, naming
-from watersmeet.lake.table_reader import Where, normalise, row_count
+from watersmeet.lake.table_reader import normalise, row_count
 from watersmeet.lake.tables import Table
 
 LOOK_EVERY = "200 milliseconds"
@@ -114,23 +113,18 @@ class SparkEngine(Polling, SparkWriter):
 
     # -- reading
 
-    def read(
-        self,
-        table: str,
-        columns: Sequence[str],
-        where: Where = (),
-        *,
-        constants: Mapping[str, str] | None = None,
-        version: int | None = None,
-    ) -> DataFrame:
+    def read(self, selection: Input) -> DataFrame:
         """See `Engine.read`."""
+        if isinstance(selection, pa.Table):
+            return self.rows(selection)
+        table, where = selection.table, selection.where
         if (view := self.lake.views.get(table)) is not None:
             [part] = view.parts
             table = part.table
             where = part.resolved(where) or ()
-        rows = matching(table_rows(self.spark, self.lake, table, version), where)
-        texts = [F.lit(value).alias(name) for name, value in (constants or {}).items()]
-        return rows.select(*columns, *texts)
+        rows = matching(table_rows(self.spark, self.lake, table, selection.version), where)
+        texts = [F.lit(value).alias(name) for name, value in selection.constants.items()]
+        return rows.select(*selection.columns, *texts)
 
     def read_kafka(
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
@@ -219,7 +213,7 @@ class SparkEngine(Polling, SparkWriter):
         """
         is_small = size is not None and size <= self.here_bytes
         if (here := self._here) is None:
-            rows = self.per_partition(function, [*map(partial(read_input, self), inputs)], schema)
+            rows = self.per_partition(function, [*map(self.read, inputs)], schema)
             return self.collect(rows) if is_small else rows
         if is_small or (size is not None and self._has_large(*inputs)):
             return here.from_tables(function, inputs, partitions, schema)
@@ -385,9 +379,10 @@ class SparkEngine(Polling, SparkWriter):
                     unfinished, function, inputs, schema, commit, following
                 ):
                     return True
+        columns = self.lake.schema(tables.SILVER).names
         rows = [
-            *map(partial(read_input, self), inputs),
-            self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, unfinished.where),
+            *map(self.read, inputs),
+            self.read(Selection(tables.SILVER, columns, unfinished.where)),
         ]
         names = _numbered(rows)
         together = self._together(rows, names)

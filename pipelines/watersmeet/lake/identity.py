@@ -135,15 +135,11 @@ def remade_topics(kept: Mapping[str, str], facts: Mapping[str, str]) -> dict[str
     They are listed by the fact of their source. Sources whose topics have other names than before
     are left out.
     """
-    names = [
-        field
+    return {
+        field: _remade(kept[field], now)
         for field, now in facts.items()
         if field.endswith(".topic") and kept.get(field, now) != now
-    ]
-    return {
-        field: _remade(kept[field], facts[field])
-        for field in names
-        if _names(kept[field]) == _names(facts[field])
+        if _names(kept[field]) == _names(now)
     }
 
 

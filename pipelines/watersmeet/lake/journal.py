@@ -72,11 +72,6 @@ def next_seq(reader: TableReader) -> int:
     return (extreme(reader, JOURNAL, "seq") or 0) + 1
 
 
-def largest_token(reader: TableReader) -> int:
-    """Return the largest token of an owner; 0 before the first."""
-    return extreme(reader, JOURNAL, "token") or 0
-
-
 def try_decide(
     reader: TableReader,
     append: Append,

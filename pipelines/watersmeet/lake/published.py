@@ -32,7 +32,6 @@ from watersmeet.lake.table_reader import (
     extreme,
     extremes,
     in_portions,
-    lexicographic,
 )
 from watersmeet.settings import Settings
 
@@ -241,7 +240,8 @@ def _after(
 ) -> Iterator[Sequence[Condition]]:
     for p in sorted(partitions):
         here: list[Condition] = [*with_message(sequence), *batches, ("partition", "=", p)]
-        yield from ([*here, *term] for term in beyond(sequence, tails.get(p)))
+        place = tails[p].place if p in tails else None
+        yield from ([*here, *term] for term in after(sequence, place))
 
 
 def _up_to(
@@ -282,7 +282,7 @@ def first_to_publish(
     """Return the first batch with rows as `count_to_publish` counts them; None without any."""
     partitions = {tp.partition for tp in generation.begin}
     batches = [
-        reader.summary(tables.SILVER, [], {"first": ("min", "batch")}, portion)["first"][0].as_py()
+        extreme(reader, tables.SILVER, "batch", portion, "min")
         for portion in in_portions([*_to_publish(generation, tails, partitions)])
     ]
     return min((batch for batch in batches if batch is not None), default=None)
@@ -308,19 +308,17 @@ def with_message(sequence: Order) -> list[Condition]:
     return [(name, "=", value) for name, value in sequence.with_message.items()]
 
 
-def after(sequence: Order, place: Place) -> Where:
-    """Return the condition for the rows that sort after a place, or after all that begin so."""
-    return _beside(sequence, place, ">")
+def after(sequence: Order, place: Place | None) -> Where:
+    """Return the condition for the rows that sort after a place, or after all that begin so.
+
+    Without a place, all do.
+    """
+    return [[]] if place is None else _beside(sequence, place, ">")
 
 
 def up_to(sequence: Order, place: Place) -> Where:
     """Return the condition for the rows that do not sort after a place, or all that begin so."""
     return _beside(sequence, place, "<=")
-
-
-def beyond(sequence: Order, tail: Tail | None) -> Where:
-    """Return the condition for the rows that sort after a tail: without one, all do."""
-    return [[]] if tail is None else after(sequence, tail.place)
 
 
 def may_be_beyond(sequence: Order, tails: Mapping[int, Tail], partitions: Iterable[int]) -> Where:
@@ -333,5 +331,11 @@ def may_be_beyond(sequence: Order, tails: Mapping[int, Tail], partitions: Iterab
 
 
 def _beside(sequence: Order, place: Place, operator: str) -> Where:
-    values = sequence.values(place)
-    return lexicographic(list(values), list(values.values()), operator)
+    # Lexicographically: the first column counts first.
+    columns = [*sequence.values(place).items()]
+    terms: list[list[Condition]] = []
+    for number, (name, value) in enumerate(columns, 1):
+        compared = operator if number == len(columns) else operator[0]
+        same: list[Condition] = [(column, "=", its) for column, its in columns[: number - 1]]
+        terms.append([*same, (name, compared, value)])
+    return terms

@@ -98,20 +98,15 @@ def _replayed_to(
         state = _beginning(reader, epochs.of(generation.from_batch), generation)
     else:
         state = replace(read_state(reader, epochs, base), idle={})
-    ends = ended_epochs(epochs, state.next_batch, batch)
+    ends = [
+        (epoch, min(end, batch))
+        for epoch, end in [*epochs.ends(), (epochs.current, batch)]
+        if state.next_batch <= end and max(epoch.from_batch, state.next_batch) <= batch
+    ]
     batches = read_batches(reader, [end for _, end in ends]) if ends else {}
     for epoch, end in ends:
         state = _replayed(reader, generation, _entered(state, epoch), batches[end])
     return state
-
-
-def ended_epochs(epochs: Epochs, from_batch: int, until_batch: int) -> list[tuple[Epoch, int]]:
-    """Return the epochs of a range of batches, each with its last batch there."""
-    return [
-        (epoch, min(end, until_batch))
-        for epoch, end in [*epochs.ends(), (epochs.current, until_batch)]
-        if from_batch <= end and max(epoch.from_batch, from_batch) <= until_batch
-    ]
 
 
 def _beginning(reader: TableReader, epoch: Epoch, generation: Generation) -> State:

@@ -73,7 +73,7 @@ def names_tables(kind: type[T]) -> type[T]:
     """
     for name, method in [*vars(kind).items()]:
         parameters = [*inspect.signature(method).parameters] if inspect.isfunction(method) else []
-        if parameters[1:2] in (["table"], ["question"]) and not name.startswith("_"):
+        if parameters[1:2] in (["table"], ["question"], ["selection"]) and not name.startswith("_"):
             setattr(kind, name, names_table(method))
     return kind
 

@@ -402,16 +402,6 @@ def of_like_bounds(bounds: Bounds) -> list[list[int]]:
     return [partitions[begin:end] for begin, end in pairwise(cuts)]
 
 
-def lexicographic(columns: Sequence[str], values: Sequence[Any], operator: str) -> Where:
-    """Return the condition for rows that compare with these values as the operator says.
-
-    The operator is `<`, `<=`, `>` or `>=`; the first column counts first.
-    """
-    same = [(column, "=", value) for column, value in zip(columns, values, strict=True)]
-    operators = [operator.rstrip("=")] * (len(columns) - 1) + [operator]
-    return [[*same[:i], (columns[i], operators[i], values[i])] for i in range(len(columns))]
-
-
 def in_portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
     """Return items that need a term of their own each, in portions for one query.
 

@@ -173,11 +173,6 @@ class DerivedView(NamedTuple):
         return self.sql.format_map(names)
 
 
-def derived_views(settings: Settings) -> dict[str, DerivedView]:
-    """Return every such view by name, as this configuration needs it."""
-    return {view.name: view for view in (_corrected(settings),)}
-
-
 def with_reads(views: Mapping[str, DerivedView], names: Iterable[str]) -> list[str]:
     """Return names of tables and views, each behind what it reads."""
 
@@ -190,17 +185,17 @@ def with_reads(views: Mapping[str, DerivedView], names: Iterable[str]) -> list[s
     return [*dict.fromkeys(ordered())]
 
 
-def _corrected(settings: Settings) -> DerivedView:
-    """Return the view of finished, valid merge records with what has corrected them.
+def derived_views(settings: Settings) -> dict[str, DerivedView]:
+    """Return every such view by name, as this configuration needs it.
 
-    It has partition, tenant, merge_key, first_event_time and last_event_time (of all parts),
-    version (0: as it closed), and the parts by source. What a jump has closed before it was out
-    does not count.
+    There is one, of finished, valid merge records with what has corrected them. It has partition,
+    tenant, merge_key, first_event_time and last_event_time (of all parts), version (0: as it
+    closed), and the parts by source. What a jump has closed before it was out does not count.
     """
     kept = "coalesce(invalid_reason, '') <> 'reset'"
     record = "generation, `partition`, tenant, merge_key, event_time"
     sources = ", ".join(f"`{source}`" for source in settings.sources)
-    return DerivedView(
+    corrected = DerivedView(
         tables.CORRECTED,
         [tables.MERGED, tables.CORRECTIONS],
         f"""
@@ -220,3 +215,4 @@ def _corrected(settings: Settings) -> DerivedView:
         SELECT `partition`, tenant, merge_key, first_event_time, last_event_time, version, {sources}
         FROM ranked WHERE place = 1 AND valid""",
     )
+    return {corrected.name: corrected}

@@ -34,6 +34,7 @@ from watersmeet.core.sequence import Sequence as Order
 from watersmeet.core.silver import in_silver
 from watersmeet.core.times import time_text
 from watersmeet.core.types import DUE
+from watersmeet.engine import Selection
 from watersmeet.errors import ConfigurationError, OpenTransactionError
 from watersmeet.faults import fault_point
 from watersmeet.kafka.cluster import Cluster
@@ -397,9 +398,8 @@ class Jump:
         source = kafka_input(self.settings, input_id, erased=erased)
         while ranges:
             kafka, reached = engine.read_kafka(source, ranges)
-            existing = engine.read(
-                table, ["partition", "offset"], of_topic(input_id, within(ranges))
-            )
+            here = of_topic(input_id, within(ranges))
+            existing = engine.read(Selection(table, ["partition", "offset"], here))
             missing = engine.per_partition(
                 without_existing, [kafka, existing], engine.lake.schema(table)
             )

@@ -14,7 +14,7 @@ import pyarrow as pa
 from watersmeet.core.columns import Booleans, Int64s, cuts, groups, int64s, looked_up
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.sequence import Place, Sequence, Tail, clock_of
-from watersmeet.lake.published import after, beyond, up_to, with_message
+from watersmeet.lake.published import after, up_to, with_message
 from watersmeet.lake.table_reader import (
     Aggregates,
     Condition,
@@ -153,7 +153,7 @@ class Unpublished:
             }
             return [[*self._finished, *term] for term in between(self.sequence.clock, bounds)]
         [(partition, span)] = chunk.items()
-        begins = [[]] if span.after is None else after(self.sequence, span.after)
+        begins = after(self.sequence, span.after)
         ends = up_to(self.sequence, span.until)
         here: list[Condition] = [*self._finished, ("partition", "=", partition)]
         return [[*here, *begin, *end] for begin in begins for end in ends]
@@ -189,7 +189,7 @@ class Unpublished:
             [("partition", "=", p), (self.sequence.clock, "=", clock_of(tail.place)), *term]
             for p, tail in self.tails.items()
             if p in tied
-            for term in beyond(self.sequence, tail)
+            for term in after(self.sequence, None if tail is None else tail.place)
         ]
         for portion in in_portions(ties):
             rows = rows.with_rows(self._select(portion))

@@ -14,7 +14,7 @@ from watersmeet.lake.journal import BASE
 from watersmeet.lake.pieces import read_pieces
 from watersmeet.lake.progress import read_batches
 from watersmeet.lake.state import base_rows, of_base, state_at
-from watersmeet.lake.table_reader import Condition, TableReader, in_portions
+from watersmeet.lake.table_reader import Condition, TableReader, extreme, in_portions
 from watersmeet.running.correcting import Correcting
 from watersmeet.running.owner import Owner
 from watersmeet.settings import Settings
@@ -59,8 +59,8 @@ def save_state(owner: Owner, settings: Settings, state: State) -> None:
     What a call leaves that ends early has a number that nobody looks at.
     """
     reader = owner.engine.reader
-    last = reader.summary(tables.BASES, [], {"last": ("max", "_base")})["last"][0].as_py()
-    number = max((last or 0) + 1, owner.token << 20)  # no other owner copies under this number
+    last = extreme(reader, tables.BASES, "_base") or 0
+    number = max(last + 1, owner.token << 20)  # no other owner copies under this number
     schema = owner.engine.lake.layout[tables.BASES].schema
     copied = (of_base(rows, number, schema) for rows in _rows(owner, settings, state))
     count = 0
