@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from time import monotonic
 from typing import Any
 
 import orjson
@@ -26,6 +27,10 @@ from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.topics import client_options, consume, delete_records, delete_topic
 from watersmeet.lake import tables
+from watersmeet.lake.table_reader import Where
+from watersmeet.running.lake_sequence import LakeSequence
+from watersmeet.running.publication_plan import Unpublished
+from watersmeet.running.transaction_size import TransactionSize
 
 PARTITIONS = 6
 EMPTIED = 2
@@ -232,6 +237,37 @@ def test_a_drained_lake_publishes_nothing(river: River) -> None:
     version = river.lake.reader.version(tables.PUBLISHED)
     assert river.lake.publish() == []
     assert river.lake.reader.version(tables.PUBLISHED) == version
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_what_has_come_while_gold_stood_still_is_planned_in_parts(
+    new_lake: MakeLake, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = (
+        [keyed(f"{n}", since + n) for n in range(of)] for since, of in ((0, 10), (2000, 400))
+    )
+    tracking = [*few, heartbeat(1000), *many, heartbeat(10**6)]
+    arrivals = [*["tracking"] * 11, "orders", *["tracking"] * 401, "orders"]
+    orders = [heartbeat(1000), heartbeat(10**6)]
+    lake = new_lake({0: Case({"tracking": tracking, "orders": orders}, 100, arrivals)})
+    sequence, size = LakeSequence(lake.owner(), lake.settings, 1), TransactionSize(10, 10)
+    planned, select = [0], Unpublished._select
+
+    def counted(self: Unpublished, where: Where) -> Any:
+        rows = select(self, where)
+        planned.append(len(rows.times))
+        return rows
+
+    monkeypatch.setattr(Unpublished, "_select", counted)
+    lake.arrive(12 / len(arrivals))
+    lake.merge()
+    assert sequence.pending({}, size)
+    assert planned[-1] == 10
+    lake.arrive()
+    lake.merge()
+    sequence.now_s = lambda: monotonic() + 3600
+    assert sequence.pending({}, size)
+    assert 10 <= max(planned) < 100
 
 
 @pytest.mark.promise("N13")

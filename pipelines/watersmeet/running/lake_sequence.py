@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from operator import attrgetter
+from time import monotonic
 from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -50,6 +52,9 @@ _CORRECTIONS_PER_CHUNK = 5_000
 _MANY = 4
 """Of so many times the rows of a transaction the first ones are planned alone."""
 
+RECENT_S = 30.0
+"""Time for which, once few rows were pending, all that batches add to them are planned at once."""
+
 
 class Publication(NamedTuple):
     """The messages of a partition in one transaction: from `first_seq` up to `tail`.
@@ -76,8 +81,9 @@ class LakeSequence:
     """By partition, the clock (ms) up to which rows are published; None: whatever is finished."""
     _publishing: Generation | None = None
     """The one whose messages are pending."""
-    _may_be_many: bool = True
-    """False once little more was pending than what batches have made since."""
+    now_s: Callable[[], float] = monotonic
+    _few_until_s: float = -inf
+    """Until then (`now_s`), few rows are pending beside those that batches have made recently."""
     _done: tuple[int, Mapping[int, Tail]] | None = None
     """A version of the table that has nothing behind these tails."""
 
@@ -101,14 +107,14 @@ class LakeSequence:
                 return Pending([], has_more=False)
         # Silver has a commit in each cycle: asking for its version would be in vain.
         version = None if self.sequence is MERGED else reader.version(self.sequence.table)
-        clocks = self._clocks()
+        clocks, now_s = self._clocks(), self.now_s()
         per_chunk = MAX_PER_CHUNK if self.sequence is MERGED else _CORRECTIONS_PER_CHUNK
         limits = Limits(size.limit, per_chunk, max(1, LIMIT_BYTES * size.limit // size.largest))
         for generation in self._beyond(tails):
             self._publishing = generation
             is_newest = generation is self._generations.newest
             unpublished = self._unpublished(generation, tails, clocks if is_newest else None)
-            first = unpublished.first(_MANY * limits.records) if self._may_be_many else None
+            first = unpublished.first(_MANY * limits.records) if now_s > self._few_until_s else None
             backlog = (first or unpublished).pending(limits)
             if first is not None and not backlog.records:
                 backlog = unpublished.pending(limits)
@@ -116,7 +122,7 @@ class LakeSequence:
             backlog = backlog._replace(has_more=backlog.has_more or not is_last)
             if backlog.records:
                 break
-        self._may_be_many = backlog.has_more
+        self._few_until_s = -inf if backlog.has_more else now_s + RECENT_S
         # What waits for the clock is let go by a note of it, and not by a commit to the table.
         is_done = not backlog.records and clocks is None
         self._done = (version, dict(tails)) if is_done and version is not None else None
