@@ -26,7 +26,7 @@ from watersmeet.core.sequence import CORRECTED, MERGED, Tail
 from watersmeet.core.state import State
 from watersmeet.lake.history import Generation
 from watersmeet.lake.pieces import CHUNK_BYTES, chunks_of
-from watersmeet.lake.recovered import read_out
+from watersmeet.lake.recovered import copies_of_deleted, joined, read_out
 from watersmeet.lake.table_reader import Aggregates, TableReader, Where
 from watersmeet.running import correcting, publication_plan
 from watersmeet.running.planning import Planner
@@ -454,6 +454,34 @@ def test_what_a_redriven_record_says_it_was_is_read_in_pieces_and_only_if_it_may
     assert {tp: offsets.tolist() for tp, offsets in out.items()} == {tp: [*range(30, 37), 41]}
     assert sum(asked.read) < 15 * (third + 40)
     assert max(asked.read) <= CHUNK_BYTES
+
+
+class Counted(Asked):
+    """Tables that remember how many rows of silver each read had."""
+
+    def __init__(self, tables: Mapping[str, list[dict[str, Any]]]) -> None:
+        super().__init__(tables)
+        self.read: list[int] = []
+
+    def select(self, table: str, columns: Sequence[str], where: Where = ()) -> pa.Table:
+        found = super().select(table, columns, where)
+        self.read += [found.num_rows] if table == "silver" else []
+        return found
+
+
+def test_of_all_that_was_passed_over_the_copies_of_deleted_records_alone_are_read() -> None:
+    passed = {"status": "passed", "generation": 0, "source": "tracking"}
+    silver = [{**passed, "partition": p, "offset": n} for p in (0, 1) for n in range(1_000)]
+    originals = {(0, 600): 499, (0, 601): 500, (0, 2_000): 1, (1, 7): 3, (1, 8): 2}
+    bronze = [
+        {**read(p, n, 1), "redriven_from": original} for (p, n), original in originals.items()
+    ]
+    asked = Counted({"bronze_tracking": [*bronze, read(0, 5, 1)], "silver": silver})
+    first, second = tp_of("tracking", 0), tp_of("tracking", 1)
+    generation = Generation(0, 0, {}, {})
+    copies = copies_of_deleted(asked, generation, {first: 500, second: 3})  # type: ignore[arg-type]
+    assert {tp: o.tolist() for tp, o in joined(copies).items()} == {first: [600], second: [8]}
+    assert sum(asked.read) < 10
 
 
 @pytest.mark.promise("C24")

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.columns import Int64s, as_ranges, row_values
+from watersmeet.core.columns import Int64s, as_ranges, groups, int64s, looked_up, row_values
 from watersmeet.core.headers import fingerprint
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
@@ -24,7 +24,7 @@ from watersmeet.core.silver import OUT, in_silver
 from watersmeet.lake import tables
 from watersmeet.lake.history import Generation
 from watersmeet.lake.inputs import by_input, of_input, of_topic, place_of, topic_partition
-from watersmeet.lake.pieces import records_at
+from watersmeet.lake.pieces import BY_OFFSET, of_few_rows, pieces, read_chunk, records_at
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
@@ -189,18 +189,21 @@ def copies_of_deleted(
 
     Bronze need not have the originals any more: `keep` deletes before these offsets.
     """
-    says_so: Where = [[("status", "=", "passed"), ("generation", "=", generation.number)]]
-    claims: Where = [[(REDRIVEN_FROM.name, "is not null", None)]]
+    passed: list[Condition] = [("status", "=", "passed"), ("generation", "=", generation.number)]
     columns = ["partition", "offset", REDRIVEN_FROM.name]
     for input_id, its in sorted(by_input(floors).items()):
-        rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, claims))
-        if not rows.num_rows:
-            continue
-        passed = reader.select(tables.SILVER, columns[:2], of_input(input_id, says_so))
-        places = set(row_values(passed, *columns[:2]))
-        for p, offset, original in row_values(rows, *columns):
-            if (p, offset) in places and original < its.get(p, 0):
-                yield TopicPartition(input_id, p), np.array([offset], np.int64)
+        table, source = tables.bronze(input_id.source), ("source", "=", input_id.source)
+        before = between(REDRIVEN_FROM.name, {p: (0, until) for p, until in its.items()})
+        for piece in pieces(reader, table, of_topic(input_id, before), BY_OFFSET):
+            claims = reader.select(table, columns, piece)
+            partitions, offsets, originals = (int64s(claims[name]) for name in columns)
+            is_before = originals < looked_up(partitions, its, 0)
+            places = partitions[is_before], offsets[is_before]
+            for chunk in of_few_rows(input_id, tables.SILVER, *places):
+                copies = read_chunk(reader, chunk, columns[:2], [*passed, source])
+                copied = int64s(copies["offset"])
+                for p, numbers in groups(int64s(copies["partition"])).items():
+                    yield TopicPartition(input_id, p), copied[numbers]
 
 
 _Place: TypeAlias = tuple[int, int]
