@@ -358,6 +358,24 @@ def test_a_rebuild_is_compared_by_the_rules_of_the_batches_that_it_repeats(tmp_p
         verify_against(lake.reader, there, shorter, other)
 
 
+def test_the_rebuild_of_a_lake_that_had_another_timeout_is_refused(tmp_path: Path) -> None:
+    cases = dict(enumerate(richest_cases(2)))
+    lakes = []
+    for name, timeout in ("former", "30ms"), ("again", "100ms"):
+        settings = settings_for(tmp_path / name, merge__timeout=timeout)
+        lake = CaseLake(open_engine(settings), settings, cases)
+        begin_epoch(lake.reader, lake.engine.append, settings, 0)
+        lake.arrive()
+        lake.merge()
+        lakes.append(lake)
+    former, again = lakes
+    directory = tmp_path / "made"
+    rebuild(former.reader, former.settings, directory)
+    there = DeltaRsReader(Lake(rebuilt_settings(again.settings, directory)))
+    with pytest.raises(ConfigurationError, match=r"derived with a timeout of 30 ms"):
+        verify_against(again.reader, there, again.settings, directory)
+
+
 def test_the_lake_is_compared_as_it_was_when_the_rebuild_was_made(tmp_path: Path) -> None:
     here, there = copies(tmp_path)
     here.jump(-3)

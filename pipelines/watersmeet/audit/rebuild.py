@@ -51,7 +51,7 @@ from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.state import with_decisions
 from watersmeet.lake.table_reader import Condition, TableReader, Where, in_portions
 from watersmeet.running.owner import Owner, now_ms
-from watersmeet.settings import KeepSettings, Settings
+from watersmeet.settings import KeepSettings, MergeSettings, Settings
 from watersmeet.silver import Silver
 
 OTHER_RULES: Final = "rebuild.rules"
@@ -185,15 +185,19 @@ def _check_history(snapshot: Snapshot, settings: Settings, directory: Path) -> N
 
 
 def _other_rules(evidence: Evidence, rebuilt: Callable[[Settings], Settings]) -> dict[str, str]:
-    facts: dict[str, str] = {}
-    for epoch, _ in evidence.through:
-        own, merge = epoch.settings.merge, rebuilt(epoch.settings).merge
-        if merge.window != own.window:
-            kind = "timeout" if merge.window.is_timeout else "gap"
-            facts[OTHER_RULES] = f"{kind} of {merge.window}"
-        if merge.tenant_max_lag_ms != own.tenant_max_lag_ms:
-            facts[OTHER_RULES] = f"tenant_max_lag of {merge.tenant_max_lag_ms} ms"
-    return facts
+    merges = [
+        (epoch.settings.merge, rebuilt(epoch.settings).merge) for epoch, _ in evidence.through
+    ]
+    others = [other for pair in merges if (other := _other_rule(*pair)) is not None]
+    return {OTHER_RULES: others[-1]} if others else {}
+
+
+def _other_rule(own: MergeSettings, rebuilt: MergeSettings) -> str | None:
+    if rebuilt.tenant_max_lag_ms != own.tenant_max_lag_ms:
+        return f"tenant_max_lag of {rebuilt.tenant_max_lag_ms} ms"
+    if rebuilt.window != own.window:
+        return f"{'timeout' if rebuilt.window.is_timeout else 'gap'} of {rebuilt.window}"
+    return None
 
 
 def _window_of(settings: Settings) -> dict[str, int | None] | None:
@@ -369,7 +373,7 @@ def verify_against(
     here = Snapshot(here, settings)
     history = read_history(here, settings)
     settings = history.epochs.current.settings
-    facts = _check_rebuild(there, directory)
+    facts = _facts_of_rebuild(there, directory)
     generations = history.generations
     own = find_generation(generations, int(facts.get(REBUILD_GENERATION, "0")))
     if generation is not None and generation != own.number:
@@ -379,6 +383,14 @@ def verify_against(
             fix=f"leave `--generation` out, or rebuild with `--generation {generation}`",
         )
     batch = int(facts[REBUILD_BATCH])
+    last_rules = history.epochs.of(max(batch, own.from_batch)).settings.merge
+    rebuilt_rules = read_history(there, settings).epochs.current.settings.merge
+    if other := facts.get(OTHER_RULES) or _other_rule(last_rules, rebuilt_rules):
+        raise ConfigurationError(
+            f"{directory} was derived with a {other}, which makes other merge records",
+            where="--against",
+            fix="rebuild without another one",
+        )
     batches: list[Condition] = [("batch", ">=", own.from_batch), ("batch", "<=", batch)]
     last = last_batch(here)
     if last is None or batch > last.batch:
@@ -405,11 +417,10 @@ def verify_against(
     return answer(report.values())
 
 
-def _check_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
-    """Return the fields that a complete rebuild records itself in.
+def _facts_of_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
+    """Return the facts in which a complete rebuild records itself.
 
-    Raises ConfigurationError where there is none, or where other rules were asked for than those
-    of the batches that it repeats.
+    Raises ConfigurationError where there is none.
     """
     facts = kept_facts(there)
     if VERSION_FIELD not in facts:
@@ -417,12 +428,6 @@ def _check_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
             f"{directory} holds no complete rebuild",
             where="--against",
             fix="`watersmeet rebuild --into DIR` makes one",
-        )
-    if OTHER_RULES in facts:
-        raise ConfigurationError(
-            f"{directory} was derived with a {facts[OTHER_RULES]}, which makes other merge records",
-            where="--against",
-            fix="rebuild without another one",
         )
     return facts
 
