@@ -699,6 +699,8 @@ def main() -> None:
             raise
     except typer.TyperException as error:
         _fail(usage.usage_sentence(error), error.exit_code)
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:  # last resort: a stack trace is only shown on request
         own = no_room(error) or (error if isinstance(error, WatersmeetError) else None)
         if own is not None:
