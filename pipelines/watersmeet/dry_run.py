@@ -445,6 +445,7 @@ class DryRun:
                     input_id = input_of_part(self.settings.inputs, source, part)
                     place = self._place(input_id, row["partition"], part["offset"])
                     parts.append({**place, "event_time": epoch_ms(part["event_time"])})
+            parts.sort(key=itemgetter("event_time"))
             shown = {name: row[name] for name in columns}
             records.append({"key": row["merge_key"], **shown, "at_end": at_end, "parts": parts})
         return records

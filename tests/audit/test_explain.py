@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,7 @@ def expected(partition: int, case: Case, status: str, record: MergeRecord) -> tu
         for source, mine in record.parts.items()
         for part in sorted(mine)
     ]
+    parts.sort(key=itemgetter(4))
     valid = bool(record.parts["tracking"]) if status == "timed_out" else None
     return partition, record.event_time, record.last_event_time, status, valid, parts
 

@@ -241,6 +241,15 @@ def ended(cases: Mapping[int, Case]) -> dict[int, Case]:
     }
 
 
+def test_parts_are_told_by_event_time_and_then_by_source(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    records = [("orders", 0), ("tracking", 40), ("orders", 40), ("orders", 50), ("tracking", 20)]
+    lines = [{"source": source, "value": {"k": "a", "ts": ts}} for source, ts in records]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    [record] = try_file(settings_of(), file)["records"]
+    assert [part["line"] for part in record["parts"]] == [1, 5, 2, 3, 4]
+
+
 def test_every_record_is_told_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     lines: list[dict[str, Any]] = [

@@ -300,11 +300,14 @@ class _Explained:
                 "status": "late_born",
                 **_columns(row, "valid", "invalid_reason"),
                 "reason": "late-born: no merge record that had closed could hold it",
-                "parts": [
-                    self._late_part(row, source, part, came)
-                    for source in self.settings.sources
-                    for part in row[source]
-                ],
+                "parts": sorted(
+                    (
+                        self._late_part(row, source, part, came)
+                        for source in self.settings.sources
+                        for part in row[source]
+                    ),
+                    key=self.life.in_order,
+                ),
                 "closed": None,
                 **_tenant_of(row),
                 "published": None,

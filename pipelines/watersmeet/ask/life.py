@@ -81,8 +81,8 @@ class Life:
         return self.rows("records", size=" + ".join(sizes))
 
     def parts(self, records: Sequence[Row]) -> list[Row]:
-        """Return the parts of these merge records: by source, event time, topic and offset. With
-        tenants, the late records follow.
+        """Return the parts of these merge records by event time, source, topic and offset; with
+        tenants, the late records, too.
 
         Each has `opened`, the event time of its merge record (None: it is late), the `batch` that
         read it, its `position`, in its tenant, and that among all records (`of_all`). Positions are
@@ -114,9 +114,12 @@ class Life:
             own = self._positions_in_tenants(every, of_all)
         for row in read:
             row |= {"position": own.get(place_of(row)), "of_all": of_all.get(place_of(row))}
-        order = {name: number for number, name in enumerate(self.settings.sources)}
-        names = ("event_time", "topic", "offset")
-        return sorted(read, key=lambda row: (order[row["source"]], *(row[n] for n in names)))
+        return sorted(read, key=self.in_order)
+
+    def in_order(self, part: Row) -> tuple[Any, ...]:
+        """Return what parts are sorted by: event time, source as configured, topic and offset."""
+        number = [*self.settings.sources].index(part["source"])
+        return (part["event_time"], number, part["topic"], part["offset"])
 
     def _positions(self, source: str, spans: Sequence[Row]) -> dict[Place, int]:
         """Return the positions of the key's records in ranges of offsets of a source, each from the
