@@ -8,7 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from watersmeet.audit.show import SHOWN_PARTS, SHOWN_RECORDS, evolve_view, explain_view
+from watersmeet.audit.show import (
+    SHOWN_PARTS,
+    SHOWN_RECORDS,
+    evolve_view,
+    explain_view,
+    reset_view,
+)
 from watersmeet.core.times import utc
 
 
@@ -174,3 +180,14 @@ def test_of_many_parts_and_of_many_late_records_the_last_are_shown_and_the_other
     ]
     assert f"{1_000 - SHOWN_PARTS} earlier parts, then" in lines
     assert f"late: never merged: 2,000, the last {SHOWN_RECORDS} are shown" in lines
+
+
+def test_a_jump_is_told_in_offsets_since_not_each_is_a_record() -> None:
+    closed = ("open_records", "unpublished_records", "corrections", "late_records")
+    jump = {"source": "orders", "partition": 0, "from_offset": 3, "to_offset": 9, "skipped": 6}
+    answer = {f"{name}_closed": 0 for name in closed} | {"to": "latest", "done": False}
+    lines = read(reset_view({**answer, "jumps": [{**jump, "read_again": 0}]}))
+    assert lines[1:3] == [
+        "source partition from to offsets skipped offsets read again",
+        "orders 0 3 9 6 0",
+    ]

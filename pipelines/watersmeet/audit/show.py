@@ -259,8 +259,9 @@ def reset_view(answer: Row) -> Group:
     """Return what a jump does, or has done."""
     is_done = answer["done"]
     verb = "were" if is_done else "would be"
-    titled = {"from": "from_offset", "to": "to_offset", "skipped": "skipped"}
-    table = _fields(answer["jumps"], "source", "partition", **titled, read_again="read_again")
+    titled = {"from": "from_offset", "to": "to_offset"}
+    titled |= {"offsets_skipped": "skipped", "offsets_read_again": "read_again"}
+    table = _fields(answer["jumps"], "source", "partition", **titled)
     to = utc(int(answer["to"])) if answer["to"].isdecimal() else answer["to"]
     said = (
         f"{'jumped' if is_done else 'would jump'} to {to}; "
