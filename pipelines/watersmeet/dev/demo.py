@@ -32,6 +32,7 @@ from watersmeet.running.owner import now_ms
 from watersmeet.settings import Settings, load_settings
 
 _MARK = "# The demo's configuration"
+_FIRST_SHOWN = 4  # messages of a partition; its last one is shown, too
 _OF_BRONZE = (
     "SELECT count(*) AS n, sum(CASE WHEN heartbeat THEN 1 ELSE 0 END) AS heartbeats, "
     "sum(CASE WHEN reason IS NULL THEN 0 ELSE 1 END) AS refused FROM bronze_{}"
@@ -162,7 +163,12 @@ def _sequence(messages: list[dict[str, Any]]) -> Table:
     table = Table("partition", "seq", "event time", "key", "value", box=None, header_style="dim")
     for partition in range(clickstream.PARTITIONS):
         in_partition = [message for message in messages if message["partition"] == partition]
-        for message in [*in_partition[:4], *in_partition[-1:]]:
+        last = len(in_partition) - 1
+        for number, message in enumerate(in_partition):
+            if number == _FIRST_SHOWN < last:
+                table.add_row(str(partition), "...", f"{last - _FIRST_SHOWN:,} more")
+            if _FIRST_SHOWN <= number < last:
+                continue
             headers = {header["key"]: header["value"] for header in message["headers"]}
             seq = headers[SEQ].decode()
             time = utc(epoch_ms(message["kafka_timestamp"]))
