@@ -40,7 +40,8 @@ from watersmeet.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
 from watersmeet.kafka.publisher import Offsets, Publisher, sink_publisher
 from watersmeet.kafka.reading import headers_of, read_backwards
 from watersmeet.lake import tables
-from watersmeet.lake.published import columns_of, last_noted_ms, last_tails_in, topic_columns
+from watersmeet.lake.published import columns_of, last_noted_ms, last_sink, topic_columns
+from watersmeet.lake.table_reader import Condition
 from watersmeet.monitoring.events import Failed, Published, RecordsProcessed
 from watersmeet.running.lake_sequence import MAX_PER_CHUNK, LakeSequence, Publication
 from watersmeet.running.owner import Owner, now_ms
@@ -137,9 +138,7 @@ class Gold:
         last_messages = self._publisher.tails(self.partitions)
         sink_tails = {p: self.sequence.tail(message) for p, message in last_messages.items()}
         noted = self._still_there(noted, noted.keys() - sink_tails.keys())
-        moved = self._noted_before_a_move(
-            set(range(self.partitions)) - noted.keys(), sink_tails.keys()
-        )
+        moved = self._noted_before_a_move(set(range(self.partitions)) - noted.keys(), sink_tails)
         known = noted | moved
         if self.settings.publish.delivery == "at_least_once":
             sink_tails = self._without_gaps(
@@ -153,41 +152,54 @@ class Gold:
         tails = dict(noted)
         missing = []
         for p, tail in (moved | sink_tails).items():
+            if counts_as_out and p in known and known[p].seq > tail.seq:
+                tail = known[p]  # what was noted, and never sent, counts as published
             last = noted.get(p)
             if last is None or last.seq < tail.seq:
                 missing.append(Publication(p, 0 if last is None else last.seq + 1, tail))
-            if not (counts_as_out and last is not None and last.seq > tail.seq):
-                tails[p] = tail  # otherwise what was noted, and never sent, counts as published
+            tails[p] = tail
         self._note(missing)
         return tails
 
     def _noted_before_a_move(
-        self, partitions: Collection[int], with_messages: Collection[int]
+        self, partitions: Collection[int], last: Mapping[int, Tail]
     ) -> dict[int, Tail]:
         """Return the last message that was noted of a former topic of this name, by partition,
         where this one has it at its offset, or is empty since retention has deleted it: a cluster
         that was copied has other topics with the same messages.
 
-        `with_messages`: the partitions that are not empty.
+        `last`: the last message of each partition that is not empty. A message that was noted
+        before it was sent has no offset, and may be missing: the last one up to there that was
+        noted tells then, wherever it is.
         """
+        topic = self.sequence.topic
+        of_topic: list[Condition] = [("topic", "=", topic)]
+        sink = last_sink(self._engine.reader, self.kind, of_topic) if partitions else None
+        if sink is None:
+            return {}
+        former, bounds = self.sequence.noted(sink), self._cluster.bounds(topic, self.partitions)
         there = dict[int, Tail]()
-        if not partitions:
-            return there
-        former = last_tails_in(self._engine.reader, self.kind, self.sequence.topic)
-        bounds = self._cluster.bounds(self.sequence.topic, self.partitions) if former else {}
         for p in former.keys() & partitions:
-            offset = former[p].offset
-            if offset is None or offset >= bounds[p][1]:
-                continue
-            if offset < bounds[p][0]:
-                if p not in with_messages:
-                    there[p] = former[p]
-                continue
-            place = (offset, offset + 1)
-            for message in read_backwards(self.settings.kafka, self.sequence.topic, p, place):
-                if self.sequence.tail(message)[:2] == former[p][:2]:
-                    there[p] = former[p]
+            offset, (first, end) = former[p].offset, bounds[p]
+            if p not in last:
+                is_there = first > (offset or 0)
+            elif offset is None:
+                until: list[Condition] = [("partition", "=", p), ("last_seq", "<=", last[p].seq)]
+                noted = self.sequence.noted(sink, until).get(p)
+                is_there = noted is not None and self._has(p, noted)
+            else:
+                is_there = first <= offset < end and self._has(p, former[p], (offset, offset + 1))
+            if is_there:
+                there[p] = former[p]
         return there
+
+    def _has(self, partition: int, noted: Tail, bounds: tuple[int, int] | None = None) -> bool:
+        """Return True where a partition has a message that was noted, within these offsets."""
+        for message in read_backwards(self.settings.kafka, self.sequence.topic, partition, bounds):
+            tail = self.sequence.tail(message)
+            if tail.seq <= noted.seq:
+                return tail[:2] == noted[:2]
+        return False
 
     def _still_there(self, noted: dict[int, Tail], empty: Collection[int]) -> dict[int, Tail]:
         """Return the last noted message of each partition, but of an `empty` one that has lost its

@@ -145,6 +145,31 @@ def test_no_dead_letter_is_sent_anew_where_its_topic_moved_and_retention_has_emp
         assert json.loads(message.value() or b"")["k"] == "c"
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_was_noted_before_it_was_sent_is_known_where_the_sink_moved(
+    kafka: str, tmp_path: Path, is_lost: bool
+) -> None:
+    day = 86_400_000
+    life = Life.make(
+        kafka, tmp_path, keep={"silver": "1d"}, publish={"topic": "x", "delivery": "at_most_once"}
+    )
+    life.configure("publish.topic", f"{life.river.config['name']}-merged")
+    life.both(("a", 0), (None, 1000))
+    life.run()
+    life.both(("b", 5 * day), (None, 5 * day + 5000))
+    if is_lost:
+        with killed_at("publisher.produce"):
+            life.call("run", "--once", exit_code=1)
+    life.run()
+    life.call("maintain")
+    move(life.river)
+    moved(kafka, life.river.sink)
+    for time in (9000, 30_000):
+        life.both(("c", 5 * day + time), (None, 5 * day + time + 10_000))
+        life.run()
+    assert numbers_in(kafka, life.river.sink) == ([0, 2, 3] if is_lost else [0, 1, 2, 3])
+
+
 def test_without_transactions_nothing_is_published_anew_where_the_sink_moved(
     kafka: str, tmp_path: Path
 ) -> None:
