@@ -11,6 +11,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from decimal import ROUND_HALF_UP, Decimal
 from functools import partial
 from itertools import repeat
@@ -22,7 +23,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Int64s, cuts, int64s
+from watersmeet.core.columns import Int64s, cuts, int64s, lengths
 from watersmeet.core.items import LARGE_BYTES, in_turn
 from watersmeet.core.types import TIME
 
@@ -64,16 +65,16 @@ def typed_values(
         )
     if not pa.types.is_struct(value_type):
         return values.cast(value_type)
-    outline = _outline(value_type)
-    fit = None if all_fit else fitter(value_type)
+    integers = _integers(value_type)
+    fit = fitter(value_type)
     structs = []
     # What a piece becomes may take many times its bytes. Only a single value may have more of them
     # than are parsed beside others (`core.items`).
-    for first, last in cuts(sizes(values), LARGE_BYTES, _ROWS):
+    for first, last in cuts(lengths(values), LARGE_BYTES, _ROWS):
         texts = values[first:last].to_numpy(zero_copy_only=False).tolist()
         with in_turn(sum(len(text or b"") for text in texts)):
             if decode is None:
-                structs.append(_structs(texts, value_type, outline, fit))
+                structs.append(_structs(texts, value_type, integers, fit, all_fit))
             else:
                 placed = zip(texts, places, strict=False)  # `places` goes on
                 values_of = [None if t is None else decode(t, *place) for t, place in placed]
@@ -81,46 +82,40 @@ def typed_values(
     return pa.concat_arrays(structs) if structs else pa.array([], value_type)
 
 
-_Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | None"
-"""The places where a type has numbers; None where it has none.
-
-- A struct is a dict by field.
-- A list is a list with the outline of its items.
-- A map is a tuple with the outline of its values.
-- A number is its Python type.
+_Integers: TypeAlias = "dict[str, _Integers] | list[_Integers] | tuple[_Integers] | bool | None"
+"""The places where a type has integers: a dict by field, a list with those of its items, a tuple
+with those of a map's values, or True for an integer; None where it has none.
 """
 
 _Fit: TypeAlias = Callable[[Any], Any]
 _FRACTION_OR_EXPONENT = re.compile(rb"[0-9][.eE]")
 
 
-def _outline(kind: pa.DataType) -> _Outline:
+def _integers(kind: pa.DataType) -> _Integers:
     if pa.types.is_struct(kind):
-        return {field.name: inner for field in kind if (inner := _outline(field.type))} or None
+        return {field.name: inner for field in kind if (inner := _integers(field.type))} or None
     if pa.types.is_list(kind):
-        return [inner] if (inner := _outline(kind.value_type)) else None
+        return [inner] if (inner := _integers(kind.value_type)) else None
     if pa.types.is_map(kind):
-        return (inner,) if (inner := _outline(kind.item_type)) else None
-    return {pa.int64(): int, pa.float64(): float}.get(kind)
+        return (inner,) if (inner := _integers(kind.item_type)) else None
+    return kind == pa.int64() or None
 
 
 def _structs(
-    texts: list[bytes | None], kind: pa.DataType, outline: _Outline, fit: _Fit | None
+    texts: list[bytes | None], kind: pa.DataType, integers: _Integers, fit: _Fit, all_fit: bool
 ) -> pa.Array:
     documents = [None if text is None else orjson.loads(text) for text in texts]
     for row, text in enumerate(texts):
         # Without a fraction, a double may be an integer beyond 64 bits, which does not fit.
         if (
             text
-            and (fit or _FRACTION_OR_EXPONENT.search(text))
-            and _has_fractional_integer(documents[row], outline)
+            and (not all_fit or _FRACTION_OR_EXPONENT.search(text))
+            and _has_fractional_integer(documents[row], integers)
         ):
-            documents[row] = _exact(text, outline)
-    if fit is None:
-        try:
+            documents[row] = fit(json.loads(text, parse_float=Decimal))
+    if all_fit:
+        with suppress(pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # an integer as a double
             return pa.array(documents, kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # an integer as a double
-            fit = fitter(kind)
     return pa.array([document and fit(document) for document in documents], kind)
 
 
@@ -128,7 +123,8 @@ def fitter(kind: pa.DataType) -> _Fit:
     """Return the function that brings a value to a type: with null for what it lacks, and for what
     is of another type, as JSON tells types apart.
 
-    A whole number of 64 bits is an integer; one that is a double is none.
+    A whole number of 64 bits is an integer; one that is a double is none, and a Decimal, as JSON is
+    read where that matters, is exact.
     """
     if pa.types.is_struct(kind):
         fields = [(field.name, fitter(field.type)) for field in kind]
@@ -140,9 +136,9 @@ def fitter(kind: pa.DataType) -> _Fit:
     if pa.types.is_map(kind) or pa.types.is_list(kind):
         return _fitter_of_items(kind)
     if kind == pa.int64():
-        return lambda value: value if type(value) is int and -(2**63) <= value < 2**63 else None
+        return _int64
     if kind == pa.float64():
-        return lambda value: float(value) if type(value) in (int, float) else None
+        return lambda value: float(value) if type(value) in (int, float, Decimal) else None
     if (expected := {pa.string(): str, pa.bool_(): bool}.get(kind)) is not None:
         return lambda value: value if isinstance(value, expected) else None
     return partial(_scalar, kind=kind)
@@ -158,6 +154,13 @@ def _fitter_of_items(kind: pa.DataType) -> _Fit:
     return lambda value: [fit(item) for item in value] if isinstance(value, list) else None
 
 
+def _int64(value: Any) -> int | None:
+    # The schema tests a double, which may hide the fraction of a number beyond 2**52.
+    if type(value) is Decimal and float(value).is_integer():
+        value = int(value.to_integral_value(ROUND_HALF_UP))
+    return value if type(value) is int and -(2**63) <= value < 2**63 else None
+
+
 def _scalar(value: Any, kind: pa.DataType) -> Any:  # of Avro
     try:
         pa.scalar(value, kind)
@@ -166,43 +169,16 @@ def _scalar(value: Any, kind: pa.DataType) -> Any:  # of Avro
     return value
 
 
-def _has_fractional_integer(value: Any, where: _Outline) -> bool:
-    if isinstance(where, type):
-        return where is int and type(value) is float
-    if value is None or where is None:
-        return False
+def _has_fractional_integer(value: Any, where: _Integers) -> bool:
+    if where is True:
+        return type(value) is float
     if isinstance(where, list):
         return isinstance(value, list) and any(_has_fractional_integer(v, where[0]) for v in value)
-    if not isinstance(value, dict):
+    if not where or not isinstance(value, dict):
         return False
     if isinstance(where, tuple):
         return any(_has_fractional_integer(item, where[0]) for item in value.values())
     return any(_has_fractional_integer(value.get(name), inner) for name, inner in where.items())
-
-
-def _exact(text: bytes, outline: _Outline) -> Any:
-    return _converted(json.loads(text, parse_float=Decimal), outline)
-
-
-def _converted(value: Any, where: _Outline) -> Any:
-    if value is None or where is None:
-        return value
-    if isinstance(where, dict):
-        if not isinstance(value, dict):
-            return None
-        return value | {name: _converted(value.get(name), inner) for name, inner in where.items()}
-    if isinstance(where, list):
-        return [_converted(item, where[0]) for item in value] if isinstance(value, list) else None
-    if isinstance(where, tuple):
-        entries = value if isinstance(value, dict) else None
-        return entries and {name: _converted(item, where[0]) for name, item in entries.items()}
-    if isinstance(value, Decimal):
-        number = float(value)
-        if where is float:
-            return number
-        # The schema tests a double, which may hide the fraction of a number beyond 2**52.
-        return int(value.to_integral_value(ROUND_HALF_UP)) if number.is_integer() else None
-    return float(value) if where is float and type(value) is int else value
 
 
 # -- from columns to JSON
@@ -359,12 +335,7 @@ def largest_sizes(values: pa.Array) -> Int64s:
         return np.full(len(values), len("-0.") + kind.precision, np.int64)
     if kind == TIME or pa.types.is_date32(kind):
         return np.full(len(values), _LARGEST_TIME, np.int64)
-    return np.maximum(sizes(values) * _LARGEST_ESCAPE + len('""'), len("null"))
-
-
-def sizes(texts: pa.Array) -> Int64s:
-    """Return the bytes of each text; 0 for a null."""
-    return int64s(pc.fill_null(pc.binary_length(texts), 0))
+    return np.maximum(lengths(values) * _LARGEST_ESCAPE + len('""'), len("null"))
 
 
 def sums(lists: pa.Array, item_sizes: Int64s) -> Int64s:
