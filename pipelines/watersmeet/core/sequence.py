@@ -453,21 +453,16 @@ def _text(content: Any) -> str:
 def _is_after(columns: list[Any], others: list[Any]) -> Booleans:
     is_after: Any = False
     for column, other in zip(reversed(columns), reversed(others), strict=True):
-        is_after = _is_greater(column, other) | (_is_equal(column, other) & is_after)
+        is_after = _flags("greater", column, other) | (_flags("equal", column, other) & is_after)
     return np.asarray(is_after, np.bool_)
 
 
-def _is_greater(column: Any, other: Any) -> Any:
-    return column > other if isinstance(column, np.ndarray) else _flags(pc.greater, column, other)
-
-
-def _is_equal(column: Any, other: Any) -> Any:
-    return column == other if isinstance(column, np.ndarray) else _flags(pc.equal, column, other)
-
-
-def _flags(compare: Callable[..., pa.Array], column: pa.Array, other: Any) -> Booleans:
+def _flags(comparison: str, column: Any, other: Any) -> Booleans:
+    if isinstance(column, np.ndarray):
+        return np.asarray(getattr(np, comparison)(column, other), np.bool_)
     compared = pa.scalar(other, column.type) if isinstance(other, bytes) else other
-    return np.asarray(compare(column, compared).to_numpy(zero_copy_only=False), np.bool_)
+    flags = getattr(pc, comparison)(column, compared)
+    return np.asarray(flags.to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _in_lists(columns: _Columns) -> pa.Array:
