@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
@@ -394,14 +394,9 @@ def sink_state(
     say where to begin, and JumpedError where one of these, or what is read again, is of before a
     jump.
     """
-    begin: dict[str, int] = {}
-    decisions: dict[str, tuple[IdleDecision, ...]] = {}
-    rules: frozenset[str] = frozenset()
+    state = SinkState({}, {}, ())
     tail: Place | None = None
     since: int | None = None
-    origins: dict[str, Origin] = {}
-    life = corrected_in = ""
-    left: LeftBehind | None = None
     read_back = []
     longest_ms = window.longest_ms + (lag_ms or 0)
     for message, headers in messages:
@@ -411,31 +406,30 @@ def sink_state(
         if since is None and NO_RECOVERY in headers:
             raise NotToldError
         if since is None and MIN_OFFSETS in headers:
-            begin = parse_min_offsets(headers[MIN_OFFSETS])
-            decisions = parse_idle(headers)
-            rules = parse_rules(headers[RULES]) if RULES in headers else frozenset()
-            origins = parse_origins(headers[FROM]) if FROM in headers else {}
-            life, corrected_in = (text_of(headers, name) for name in (LIFE, CORRECTED_IN))
-            left = parse_left(headers)
-            if left is not None and left.has_read(begin):
+            state = _said(headers)
+            if state.left is not None and state.left.has_read(state.begin):
                 raise JumpedError
             since = read_again_from(clock_of(message.place), longest_ms)
         # A message holds nothing at or after the clock that closed it.
         if since is not None and clock_of(message.place) <= since:
             break
-        if left is not None and clock_of(message.place) <= left.closed_at:
+        if state.left is not None and clock_of(message.place) <= state.left.closed_at:
             raise JumpedError
         read_back.append(message)
+    since = None if lag_ms is None else since
+    return replace(state, read_back=tuple(reversed(read_back)), since=since)
+
+
+def _said(headers: Mapping[str, bytes | None]) -> SinkState:
     return SinkState(
-        begin,
-        decisions,
-        tuple(reversed(read_back)),
-        rules,
-        origins,
-        life,
-        corrected_in,
-        left,
-        None if lag_ms is None else since,
+        parse_min_offsets(headers[MIN_OFFSETS]),
+        parse_idle(headers),
+        (),
+        parse_rules(headers[RULES]) if RULES in headers else frozenset(),
+        parse_origins(headers[FROM]) if FROM in headers else {},
+        text_of(headers, LIFE),
+        text_of(headers, CORRECTED_IN),
+        parse_left(headers),
     )
 
 
