@@ -362,22 +362,20 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     is_heartbeat = _test(rules.heartbeat)
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
-        with in_turn(len(value or b"")):
-            return read(key, value, kafka_time, *place)
-
-    def read(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
         if value is None and skips_tombstones:
             return _SKIPPED
-        if read_other is not None and (other := read_other(value, kafka_time, *place)) is not None:
-            return other
         try:
-            document = decode(value, *place)
-            heartbeat = is_heartbeat is not None and is_heartbeat(document)
-            merge_key = None if heartbeat else key_of(document, value, key)
-            tenant = tenant_of(document, value, is_beat=heartbeat)
-            if not heartbeat:
-                tenant = tenant or NO_TENANT
-            event_time = event_time_of(document, value, kafka_time)
+            with in_turn(len(value or b"")):
+                other = read_other and read_other(value, kafka_time, *place)
+                if other is not None:
+                    return other
+                document = decode(value, *place)
+                heartbeat = is_heartbeat is not None and is_heartbeat(document)
+                merge_key = None if heartbeat else key_of(document, value, key)
+                tenant = tenant_of(document, value, is_beat=heartbeat)
+                if not heartbeat:
+                    tenant = tenant or NO_TENANT
+                event_time = event_time_of(document, value, kafka_time)
         except UndecodableError as error:
             return None, None, False, Reason.UNDECODABLE.value, str(error), None
         except _RefusedError as error:
