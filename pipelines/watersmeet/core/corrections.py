@@ -32,7 +32,6 @@ from watersmeet.core.columns import (
 from watersmeet.core.inputs import InputId
 from watersmeet.core.merge import (
     Batch,
-    Members,
     Merged,
     parts_by_source,
     silver_schema,
@@ -42,7 +41,7 @@ from watersmeet.core.merge import (
 from watersmeet.core.plan import Rules
 from watersmeet.core.positions import Positioned
 from watersmeet.core.reading import RECORD_BYTES
-from watersmeet.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS, joined
+from watersmeet.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS
 from watersmeet.core.sequence import (
     CORRECTED,
     EXCESS,
@@ -429,7 +428,7 @@ def _corrections(
     last = [records.times, times_ms(contents["last_event_time"])]
     sizes = [value_sizes(records), int64s(contents[RECORD_BYTES.name])]
     each = [np.ones(len(taken), np.int64), int64s(contents[RECORD_COUNT.name])]
-    every = Members(records, contents, 0, merged.numbers())
+    every = merged.members(records, contents)
     columns: dict[str, Any] = {
         "first_event_time": time_column(merged.reduce(np.minimum, np.concatenate(first))),
         "last_event_time": time_column(merged.reduce(np.maximum, np.concatenate(last))),
@@ -438,7 +437,7 @@ def _corrections(
         **parts_by_source(every, late.rows["value"], batch),
     }
     if batch.has_ids:
-        columns[RECORD_IDS.name] = joined(rows, contents, 0, every.numbers).record_ids
+        columns[RECORD_IDS.name] = every.repeated().record_ids
     columns |= {
         "valid": pa.nulls(len(made), pa.bool_()),
         "invalid_reason": pa.nulls(len(made), pa.string()),

@@ -43,11 +43,11 @@ from watersmeet.core.message import as_read, exceeds
 from watersmeet.core.plan import BatchPlan, Rules, TopicPartition
 from watersmeet.core.positions import NAMES, Positioned, late_by_now, records_at, release
 from watersmeet.core.reading import RECORD_BYTES
-from watersmeet.core.repeated import ID, RECORD_IDS, Numbers, duplicates_of, joined
+from watersmeet.core.repeated import ID, RECORD_IDS, Joined, duplicates_of, joined
 from watersmeet.core.silver import OUTCOMES, PASSED, in_silver, of_batch
 from watersmeet.core.tenants import HEADS
 from watersmeet.core.too_large import EXCESS, RECORD_COUNT, has_no_parts, records_of
-from watersmeet.core.types import DUE, TENANT, TIME, schema_of
+from watersmeet.core.types import DUE, PLACE, TENANT, TIME, schema_of
 from watersmeet.core.values import typed_values
 
 RECORD_SCHEMA = schema_of(
@@ -111,9 +111,6 @@ class Batch:
         silver = silver_schema(self.value_types, self.inputs, has_ids=self.has_ids)
         return pa.schema([*silver, *(pa.field(name, TIME) for name in REPLACING)])
 
-
-PLACE: Final = {"source": pa.string(), "topic": pa.string(), "offset": pa.int64()}
-"""The columns of a row of silver that say which record of its partition it is about."""
 
 _TOPIC = (("topic", pa.string()),)
 _COORDINATES = (("offset", pa.int64()), ("event_time", TIME))
@@ -257,13 +254,9 @@ def merge_in_chunks(
     yield none, rest
 
 
-def _in_columns(rows: pa.Table, batch: Batch) -> pa.Table:
-    schema = batch.changed_schema()
-    return rows.select(schema.names).cast(schema)
-
-
 def _together(rows: Sequence[pa.Table], batch: Batch) -> pa.Table:
-    return pa.concat_tables([_in_columns(each, batch) for each in rows])
+    schema = batch.changed_schema()
+    return pa.concat_tables([each.select(schema.names).cast(schema) for each in rows])
 
 
 def applied(chunk: pa.Table, changed: pa.Table) -> pa.Table:
@@ -506,7 +499,7 @@ def _changed(
     was_too_large = np.zeros(len(labels), np.bool_)
     was_too_large[len(every.times) :] = has_no_parts(open_rows, batch.sources)
     is_excess = merged.any(was_too_large) | (batch.rules.bounds.are_exceeded(count, size) & ~waits)
-    members = Members(records, before, len(entering.waited.times), merged.numbers())
+    members = merged.members(records, before, len(entering.waited.times))
     small = members.of(~is_excess)
     first = merged.reduce(np.minimum, np.concatenate([every.times, opened.first]))
     last = merged.reduce(np.maximum, np.concatenate([every.times, opened.last]))
@@ -520,7 +513,7 @@ def _changed(
         "last_event_time": time_column(last),
     }
     if batch.has_ids:
-        repeated = joined(small.records.rows, small.rows, small.waited, small.numbers)
+        repeated = small.repeated()
         columns[RECORD_IDS.name] = repeated.record_ids
         small = small.without(repeated.is_record, repeated.is_row)
     columns |= parts_by_source(small, values, batch)
@@ -633,9 +626,9 @@ class Merged(NamedTuple):
         numbers[order] = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(labels)))
         return cls(len(begins), numbers[:records], numbers[records:], order, begins)
 
-    def numbers(self) -> Numbers:
-        """Return the numbers of the merge records, of records and of rows."""
-        return Numbers(self.record_numbers, self.row_numbers, self.size)
+    def members(self, records: Positioned, rows: pa.Table, waited: int = 0) -> Members:
+        """Return the records and rows with the numbers; see `Members`."""
+        return Members(records, rows, waited, self.record_numbers, self.row_numbers, self.size)
 
     def reduce(self, function: np.ufunc, values: Int64s) -> Int64s:
         """Reduce the values of all that belongs to a merge record to one, for each merge record."""
@@ -659,27 +652,35 @@ class Merged(NamedTuple):
 class Members(NamedTuple):
     """Records and rows of silver, and the numbers of the merge records that they belong to.
 
-    The first `waited` of the rows hold records that waited.
+    The first `waited` of the rows hold records that waited. `size`: how many merge records it is.
     """
 
     records: Positioned
     rows: pa.Table
     waited: int
-    numbers: Numbers
+    record_numbers: Int64s
+    row_numbers: Int64s
+    size: int
 
     def without(self, is_record: Booleans, is_row: Booleans) -> Members:
         """Return these members but for some records and rows."""
-        numbers = self.numbers
         return Members(
             self.records.where(~is_record),
             filtered(self.rows, ~is_row),
             int(np.count_nonzero(~is_row[: self.waited])),
-            Numbers(numbers.records[~is_record], numbers.rows[~is_row], numbers.size),
+            self.record_numbers[~is_record],
+            self.row_numbers[~is_row],
+            self.size,
         )
+
+    def repeated(self) -> Joined:
+        """Return which of them are repeated records, and the ids of all."""
+        numbers = self.record_numbers, self.row_numbers
+        return joined(self.records.rows, self.rows, self.waited, numbers, self.size)
 
     def of(self, is_its: Booleans) -> Members:
         """Return the members of some of the merge records."""
-        return self.without(~is_its[self.numbers.records], ~is_its[self.numbers.rows])
+        return self.without(~is_its[self.record_numbers], ~is_its[self.row_numbers])
 
 
 def _excess_rows(members: Members, batch: Batch) -> pa.Table:
@@ -710,17 +711,12 @@ def parts_by_source(
 def _parts(source: str, members: Members, values: pa.ChunkedArray, batch: Batch) -> pa.ListArray:
     """Return a source's parts of each merge record by (event time, topic, offset), old and new."""
     records = members.records
-    numbers = members.numbers
     source_rows = np.flatnonzero(pc.equal(records.rows["source"], source).to_numpy())
     old_lists = one_chunk(members.rows[source])
     old = old_lists.flatten()
     new = records.rows.select(["topic", "partition", "offset", _ROW]).take(pa.array(source_rows))
-    labels = np.concatenate(
-        [
-            numbers.records[source_rows],
-            numbers.rows[old_lists.value_parent_indices().to_numpy()],
-        ]
-    )
+    old_numbers = members.row_numbers[old_lists.value_parent_indices().to_numpy()]
+    labels = np.concatenate([members.record_numbers[source_rows], old_numbers])
     offsets = np.concatenate([int64s(new["offset"]), int64s(old.field("offset"))])
     times = np.concatenate([records.times[source_rows], times_ms(old.field("event_time"))])
     topics = both(new["topic"], part_topics(old, batch.inputs, source), pa.string())
@@ -741,7 +737,7 @@ def _parts(source: str, members: Members, values: pa.ChunkedArray, batch: Batch)
     }
     names = old.type.names
     parts = pa.StructArray.from_arrays([columns[name] for name in names], names)
-    return in_lists(labels[order], parts, numbers.size)
+    return in_lists(labels[order], parts, members.size)
 
 
 def _read(source: str, records: pa.Table, values: pa.ChunkedArray, batch: Batch) -> pa.ChunkedArray:

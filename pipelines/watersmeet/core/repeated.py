@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.columns import Booleans, Int64s, both, in_lists, int64s
-from watersmeet.core.types import TENANT, TIME, schema_of
+from watersmeet.core.types import PLACE, TENANT, TIME, schema_of
 
 ID: Final = pa.field("id", pa.string())
 """The column of bronze with a record's id, where records have one.
@@ -24,14 +24,8 @@ ID: Final = pa.field("id", pa.string())
 Null for a record without one, and for one without a key.
 """
 
-_PLACE: Final = (("source", pa.string()), ("topic", pa.string()), ("offset", pa.int64()))
 _ENTRY: Final = pa.struct(
-    [
-        *_PLACE,
-        ("event_time", TIME),
-        ("id", pa.string()),
-        ("of_offset", pa.int64()),
-    ]
+    [*PLACE.items(), ("event_time", TIME), ("id", pa.string()), ("of_offset", pa.int64())]
 )
 
 RECORD_IDS: Final = pa.field("record_ids", pa.list_(_ENTRY))
@@ -61,19 +55,14 @@ class Joined(NamedTuple):
     record_ids: pa.ChunkedArray
 
 
-class Numbers(NamedTuple):
-    """Numbers of the merge records that records, and rows of silver, belong to; and how many."""
-
-    records: Int64s
-    rows: Int64s
-    size: int
-
-
-def joined(records: pa.Table, rows: pa.Table, waited: int, numbers: Numbers) -> Joined:
-    """Find the repeated records of merge records.
+def joined(
+    records: pa.Table, rows: pa.Table, waited: int, numbers: tuple[Int64s, Int64s], count: int
+) -> Joined:
+    """Find the repeated records of `count` merge records.
 
     `records`: source, topic, offset, event_time and id of those that join. `rows`: silver's rows of
-    the merge records before, the first `waited` of them with records that waited.
+    the merge records before, the first `waited` of them with records that waited. `numbers`: those
+    of the merge records that the records, and the rows, belong to.
     """
     with_id = np.flatnonzero(records[ID.name].is_valid().to_numpy())
     new = records.select(["source", "topic", "offset", "event_time", ID.name]).take(
@@ -84,9 +73,9 @@ def joined(records: pa.Table, rows: pa.Table, waited: int, numbers: Numbers) -> 
     old = lists.flatten()
     columns = {
         name: both(new[name], old.field(name), kind)
-        for name, kind in (*_PLACE, ("event_time", TIME), ("id", pa.large_string()))
+        for name, kind in (*PLACE.items(), ("event_time", TIME), ("id", pa.large_string()))
     }
-    labels = np.concatenate([numbers.records[with_id], numbers.rows[parents]])
+    labels = np.concatenate([numbers[0][with_id], numbers[1][parents]])
     offsets = int64s(columns["offset"])
     inputs = [_codes(columns[name]) for name in ("topic", "source")]
     old_offsets = pc.coalesce(old.field("of_offset"), old.field("offset"))
@@ -105,7 +94,7 @@ def joined(records: pa.Table, rows: pa.Table, waited: int, numbers: Numbers) -> 
     columns["of_offset"] = pa.array(of_offsets, mask=~is_duplicate)
     columns["id"] = pc.if_else(pa.array(is_duplicate), None, columns["id"])
     order = np.lexsort([offsets, *inputs, labels])
-    return Joined(is_record, is_row, _as_lists(columns, labels, order, numbers.size))
+    return Joined(is_record, is_row, _as_lists(columns, labels, order, count))
 
 
 def _codes(texts: pa.ChunkedArray) -> Int64s:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from watersmeet.core.columns import Booleans, int64s, one_chunk, part_topics
 from watersmeet.core.inputs import InputId
 from watersmeet.core.repeated import RECORD_IDS
-from watersmeet.core.types import TIME, schema_of
+from watersmeet.core.types import PLACE, TIME, schema_of
 
 RECORD_COUNT: Final = pa.field("record_count", pa.int64())
 """The column of silver with the number of records that have joined a merge record."""
@@ -29,7 +29,6 @@ EXCESS: Final = schema_of(
 that found it too large, or merged the record since.
 """
 
-_PLACE: Final = (("source", pa.string()), ("topic", pa.string()), ("offset", pa.int64()))
 _NAMES: Final = ("partition", "tenant", "merge_key")
 
 
@@ -46,7 +45,7 @@ def records_of(
 ) -> pa.Table:
     """Return the records (source, topic, offset, event time) in merge records, with row columns."""
     kinds = [rows.schema.field(name) for name in names]
-    schema = pa.schema([*_PLACE, ("event_time", TIME), *kinds])
+    schema = pa.schema([*PLACE.items(), ("event_time", TIME), *kinds])
     records = [schema.empty_table()]
 
     def add(sources: pa.Array, topics: pa.Array, entries: pa.Array, parents: pa.Array) -> None:

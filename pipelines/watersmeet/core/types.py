@@ -34,6 +34,9 @@ def schema_of(columns: str) -> pa.Schema:
     return pa.schema([(name, _KINDS[kind]) for name, kind in pairs])
 
 
+PLACE: Final = {"source": pa.string(), "topic": pa.string(), "offset": pa.int64()}
+"""The columns that say which record of its partition something is about."""
+
 DUE = schema_of("due timestamp, closed_at timestamp")
 """When a merge record can be joined last, and the first clock that closed it (null while open)."""
 

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 from watersmeet.core.clocks import lookahead
 from watersmeet.core.columns import input_numbers, int64s
 from watersmeet.core.inputs import InputId
-from watersmeet.core.merge import MESSAGE_SCHEMA, PLACE, RECORD_SCHEMA, Batch, released_keys
+from watersmeet.core.merge import MESSAGE_SCHEMA, RECORD_SCHEMA, Batch, released_keys
 from watersmeet.core.plan import BatchPlan, Rules
 from watersmeet.core.positions import late_by_now
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import ID, RECORD_IDS
 from watersmeet.core.too_large import RECORD_COUNT
-from watersmeet.core.types import TENANT
+from watersmeet.core.types import PLACE, TENANT
 from watersmeet.engine import Engine, Selection, SilverRows
 from watersmeet.lake import tables
 from watersmeet.lake.history import Generation
