@@ -15,11 +15,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import int64s, row_values
-from watersmeet.core.headers import REDRIVEN, Natural, header_json
+from watersmeet.core.columns import int64s
+from watersmeet.core.headers import REDRIVEN, Natural, header_json, header_lists, place_texts
 from watersmeet.core.reading import record_bytes
 from watersmeet.core.sequence import LIFE, MESSAGES
-from watersmeet.core.types import HEADERS
 
 REASON = "watersmeet.reason"
 TOPIC = "watersmeet.topic"
@@ -72,24 +71,25 @@ def dead_letter_messages(
         [("partition", "ascending"), ("source", "ascending"), ("offset", "ascending")]
     )
     rows, left_out = (rows, {}) if room is None else _within_room(rows, room)
-    partitions = rows["partition"].to_pylist()
-    lasts = set(dict(zip(partitions, range(len(partitions)), strict=True)).values())
-    own = row_values(rows, "headers", "reason", "topic", "offset")
-    headers = []
-    for i, (had, reason, topic, offset) in enumerate(own):
-        size = {VALUE_BYTES: left_out[i]} if i in left_out else {}
-        facts = {**size, REASON: reason, TOPIC: topic, PARTITION: partitions[i], OFFSET: offset}
-        added = [(name, str(value).encode()) for name, value in facts.items()]
-        if life:
-            added.append((LIFE, life.encode()))
-        if i in lasts:
-            progress = dict(after[partitions[i]])
-            added.append((NEXT_OFFSETS, orjson.dumps(progress, option=orjson.OPT_SORT_KEYS)))
-        headers.append([*(had or []), *({"key": name, "value": value} for name, value in added)])
+    sizes = pa.array([left_out.get(i) for i in range(rows.num_rows)], pa.int64())
+    said = [
+        (VALUE_BYTES, sizes.cast(pa.string())),
+        (REASON, rows["reason"]),
+        (TOPIC, rows["topic"]),
+        (PARTITION, rows["partition"].cast(pa.string())),
+        (OFFSET, rows["offset"].cast(pa.string())),
+        *([(LIFE, pa.repeat(pa.scalar(life), rows.num_rows))] if life else []),
+    ]
+    last_rows = {p: i for i, p in enumerate(rows["partition"].to_pylist())}
+    options = orjson.OPT_SORT_KEYS
+    progress = {
+        i: [(NEXT_OFFSETS, orjson.dumps(dict(after[p]), option=options))]
+        for p, i in last_rows.items()
+    }
     columns = {
         **{name: rows[name] for name in ("partition", "key", "value")},
         "timestamp": pc.max_element_wise(rows["kafka_timestamp"], 0),
-        "headers": pa.array(headers, HEADERS),
+        "headers": header_lists(said, progress, rows["headers"]),
     }
     return pa.table(columns).cast(MESSAGES)
 
@@ -148,12 +148,9 @@ def redrive_messages(rows: pa.Table) -> pa.Table:
     `rows`: topic, partition, offset, key, value and headers of each record. A record keeps its
     headers, and gets one that says which refused record it was; its timestamp is that of sending.
     """
-    headers = [
-        [*(had or []), {"key": REDRIVEN, "value": "/".join(map(str, place)).encode()}]
-        for had, *place in row_values(rows, "headers", "topic", "partition", "offset")
-    ]
     columns = {
         **{name: rows[name] for name in ("partition", "key", "value")},
         "timestamp": pa.repeat(0, rows.num_rows),
+        "headers": header_lists([(REDRIVEN, place_texts(rows))], own=rows["headers"]),
     }
-    return pa.table({**columns, "headers": pa.array(headers, HEADERS)}).cast(MESSAGES)
+    return pa.table(columns).cast(MESSAGES)

@@ -16,19 +16,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import NULL_TIME, Booleans, Int64s, groups, int64s, one_chunk, times_ms
+from watersmeet.core.columns import NULL_TIME, Int64s, groups, int64s, times_ms
 from watersmeet.core.dead_letters import NEXT_OFFSETS, numbers_by_name
-from watersmeet.core.headers import REDRIVEN
+from watersmeet.core.headers import REDRIVEN, Headers, header_lists, place_texts
 from watersmeet.core.reading import KAFKA, ReadingRules, Reason, merge_keys, read_records
 from watersmeet.core.sequence import MESSAGES
-from watersmeet.core.types import HEADERS, TIME
+from watersmeet.core.types import TIME
 
 ORIGIN = "watersmeet.origin"
 """Header with the place where a record was before: `topic/partition/offset`."""
@@ -47,8 +47,6 @@ ROUTED: Final = pa.schema(
 
 CHUNK_ROWS: Final = 10_000
 """Number of messages that are made at a time."""
-
-Headers: TypeAlias = Sequence[tuple[str, "bytes | None"]]
 
 
 class InputPartition(NamedTuple):
@@ -254,9 +252,7 @@ def repartition_messages(
     targets = np.where(is_beat[numbers], nth, expected_partition[numbers])
     is_last = np.zeros(len(targets), bool)
     is_last[len(targets) - 1 - np.unique(targets[::-1], return_index=True)[1]] = True
-    progress_headers = pa.array(
-        [{"key": name, "value": value} for name, value in after.headers()], HEADERS.value_type
-    )
+    progress_headers = after.headers()
     for begin in range(0, len(numbers), CHUNK_ROWS):
         in_chunk = slice(begin, begin + CHUNK_ROWS)
         chunk = rows.take(pa.array(numbers[in_chunk])).combine_chunks()
@@ -266,31 +262,10 @@ def repartition_messages(
             "key": chunk["key"],
             "value": chunk["value"],
             "timestamp": pc.if_else(pc.equal(time, 0), 1, pc.max_element_wise(time, 0)),
-            "headers": _headers(chunk, is_last[in_chunk], progress_headers),
+            "headers": header_lists(
+                [(ORIGIN, place_texts(chunk))],
+                dict.fromkeys(np.flatnonzero(is_last[in_chunk]).tolist(), progress_headers),
+                chunk["headers"],
+            ),
         }
         yield pa.table(sent).cast(MESSAGES)
-
-
-def _headers(rows: pa.Table, is_last: Booleans, progress_headers: pa.Array) -> pa.Array:
-    had = one_chunk(rows["headers"])
-    own = had.flatten()
-    counts = int64s(had.value_lengths().fill_null(0))
-    places = pc.binary_join_element_wise(
-        *(rows[name].cast(pa.string()) for name in ("topic", "partition", "offset")), "/"
-    )
-    values = places.combine_chunks().cast(pa.binary())
-    origins = pa.StructArray.from_arrays(
-        [pa.repeat(ORIGIN, len(values)), values], fields=list(HEADERS.value_type)
-    )
-    every = pa.concat_arrays([own, origins, progress_headers])
-    lengths = counts + 1 + np.where(is_last, len(progress_headers), 0)
-    begins = np.cumsum(lengths) - lengths
-    numbers = np.empty(lengths.sum(), np.int64)
-    numbers[np.arange(len(own)) + np.repeat(begins - (np.cumsum(counts) - counts), counts)] = (
-        np.arange(len(own))
-    )
-    numbers[begins + counts] = len(own) + np.arange(len(values))
-    for i in range(len(progress_headers)):
-        numbers[(begins + counts + 1 + i)[is_last]] = len(own) + len(values) + i
-    offsets = pa.array(np.append(begins, len(numbers)), pa.int32())
-    return pa.ListArray.from_arrays(offsets, every.take(pa.array(numbers))).cast(HEADERS)

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.columns import Booleans, int64s, one_chunk, times_ms
-from watersmeet.core.headers import header_json
+from watersmeet.core.headers import HeaderColumns, header_json, header_lists
 from watersmeet.core.types import HEADERS, NO_TENANT, TIME
 
 SEQ: Final = "watersmeet.seq"
@@ -117,10 +117,6 @@ class Tail(NamedTuple):
 Headers: TypeAlias = list[tuple[str, bytes]]
 """Headers of a message."""
 
-_Columns: TypeAlias = list[tuple[str, pa.Array]]
-"""Headers of several messages: their names, and by message their content; null where one lacks
-it."""
-
 
 @dataclass(frozen=True)
 class Sequence:
@@ -137,7 +133,7 @@ class Sequence:
     table: str
     order: Mapping[str, pa.DataType]
     with_message: Mapping[str, Any]
-    _columns_of_headers: Callable[[pa.Table], _Columns] = field(repr=False)
+    _columns_of_headers: Callable[[pa.Table], HeaderColumns] = field(repr=False)
     _parse: Callable[[Mapping[str, Any], int | None], Tail] = field(repr=False)
     _tombstone: Callable[[int, Tail], dict[str, Any]] = field(repr=False)
 
@@ -217,9 +213,7 @@ class Sequence:
         begin = 0 if tail is None else tail.seq + 1
         seqs = np.arange(begin, begin + rows.num_rows)
         numbers = pa.array(seqs).cast(pa.string())
-        headers = _in_lists([(SEQ, numbers), *self._columns_of_headers(rows)])
-        for row, its in further.items():
-            headers = _with(headers, row, its)
+        headers = header_lists([(SEQ, numbers), *self._columns_of_headers(rows)], further)
         times = _comparable(rows["event_time"])
         columns = [
             rows["partition"].cast(pa.int32()),
@@ -315,7 +309,7 @@ def header_number(content: Any, least: int = 0) -> int:
     return number
 
 
-def _merged_headers(rows: pa.Table) -> _Columns:
+def _merged_headers(rows: pa.Table) -> HeaderColumns:
     tenants = _texts(rows["tenant"])
     distinct = tenants.dictionary_encode()
     in_ids = pa.array(map(_in_id, distinct.dictionary.to_pylist()), pa.string())
@@ -329,7 +323,7 @@ def _merged_headers(rows: pa.Table) -> _Columns:
     ]
 
 
-def _correction_headers(rows: pa.Table) -> _Columns:
+def _correction_headers(rows: pa.Table) -> HeaderColumns:
     late = (_texts(rows[name]) for name in ("source", "topic"))
     at = (_numbers(rows[name]) for name in ("partition", "offset"))
     return [
@@ -463,26 +457,3 @@ def _flags(comparison: str, column: Any, other: Any) -> Booleans:
     compared = pa.scalar(other, column.type) if isinstance(other, bytes) else other
     flags = getattr(pc, comparison)(column, compared)
     return np.asarray(flags.to_numpy(zero_copy_only=False), np.bool_)
-
-
-def _in_lists(columns: _Columns) -> pa.Array:
-    count = len(columns[0][1])
-    contents = pa.concat_arrays([content.cast(pa.binary()) for _, content in columns])
-    in_rows = np.arange(len(contents)).reshape(len(columns), count).T
-    contents = contents.take(pa.array(in_rows.ravel()))
-    names = pa.array([name for name, _ in columns], pa.string()).take(
-        pa.array(np.tile(np.arange(len(columns)), count))
-    )
-    is_said = np.asarray(contents.is_valid().to_numpy(zero_copy_only=False), np.bool_)
-    ends = np.cumsum(is_said.reshape(count, len(columns)).sum(axis=1))
-    said = pa.array(is_said)
-    headers = pa.StructArray.from_arrays(
-        [names.filter(said), contents.filter(said)], fields=list(HEADERS.value_type)
-    )
-    return pa.ListArray.from_arrays(pa.array(np.append(0, ends), pa.int32()), headers)
-
-
-def _with(headers: pa.Array, row: int, further: Headers) -> pa.Array:
-    own = [tuple(each.values()) for each in headers[row].as_py()]
-    its = pa.array([[*own, *further]], HEADERS)
-    return pa.concat_arrays([headers.slice(0, row), its, headers.slice(row + 1)])

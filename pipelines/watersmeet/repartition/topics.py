@@ -15,10 +15,10 @@ from confluent_kafka import Message
 
 from watersmeet.core.columns import times_ms
 from watersmeet.core.dead_letters import NEXT_OFFSETS
+from watersmeet.core.headers import Headers
 from watersmeet.core.reading import KAFKA
 from watersmeet.core.repartition import (
     ORIGIN,
-    Headers,
     InputPartition,
     Origin,
     RepartitionProgress,
