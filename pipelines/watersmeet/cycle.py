@@ -57,12 +57,12 @@ class Cycle:
         self._cluster = Cluster(self._settings.kafka)
         self.bronze = {input_id: self._bronze(input_id) for input_id in self._settings.inputs}
         self.silver = Silver(owner, self._settings, run.partitions, self._idle_detector)
-        publisher = partial(Gold, owner, self._settings, run.partitions, lease.check)
+        publisher = partial(Gold, owner, self._settings, run.partitions, check_owner=lease.check)
         self.gold = publisher()
         self.corrections = [publisher(kind=CORRECTED)] if self._has_corrections() else []
         self.dead_letters = [
-            DeadLetters(owner, self._settings, run.partitions, table, topic, lease.check)
-            for table, topic in self._settings.publish.dead_letter_topics.items()
+            DeadLetters(owner, self._settings, run.partitions, table, check_owner=lease.check)
+            for table in self._settings.publish.dead_letter_topics
         ]
         self._maintenance = {
             layer: self._kept_small(kept_by(layer, self._settings)) for layer in ("silver", "gold")

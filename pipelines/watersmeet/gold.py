@@ -22,119 +22,68 @@ what is noted counts as published, whether it is or not.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from time import monotonic
+from functools import partial
 
 from watersmeet.core.sequence import FORGOTTEN, MERGED, Sequence, Tail
-from watersmeet.engine import Engine
-from watersmeet.errors import (
-    SinkReplacedError,
-    TransactionTimeoutError,
-    kind_of,
-)
+from watersmeet.errors import SinkReplacedError, TransactionTimeoutError
 from watersmeet.faults import fault_point
-from watersmeet.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
-from watersmeet.kafka.publisher import Offsets, Publisher, sink_publisher
+from watersmeet.kafka.cluster import SMALLER_MESSAGES, sink_settings
+from watersmeet.kafka.publisher import Offsets, sink_publisher
 from watersmeet.kafka.reading import headers_of, read_backwards
-from watersmeet.lake import tables
-from watersmeet.lake.published import columns_of, last_noted_ms, last_sink, topic_columns
+from watersmeet.lake.published import columns_of, last_sink, last_tails
 from watersmeet.lake.table_reader import Condition
-from watersmeet.monitoring.events import Failed, Published, RecordsProcessed
+from watersmeet.monitoring.events import Published, RecordsProcessed
 from watersmeet.running.lake_sequence import MAX_PER_CHUNK, LakeSequence, Publication
-from watersmeet.running.owner import Owner, now_ms
 from watersmeet.running.publication_plan import Pending
+from watersmeet.running.topic_writer import TopicWriter
 from watersmeet.running.transaction_size import TransactionSize
-from watersmeet.settings import Settings
 
 MAX_PER_TRANSACTION = 500_000
 """Approximate maximum number of messages in a transaction: few large transactions are cheap."""
 
-log = logging.getLogger("watersmeet.gold")
-
 
 @dataclass
-class Gold:
+class Gold(TopicWriter[dict[int, Tail], Pending, list[Publication]]):
     """Publishes a sequence of one lake to `partitions` partitions of a topic; one owner at a time.
 
     `kind`: which of the lake's sequences it is.
     """
 
-    owner: Owner
-    settings: Settings
-    partitions: int
-    check_owner: Callable[[], None] = lambda: None
-    """Called before others are fenced: a process that was paused must not fence its successor."""
-    now_s: Callable[[], float] = monotonic
     kind: Sequence = MERGED
-    _tails: dict[int, Tail] | None = None
-    _sink: str = ""
-    """The topic as `published` names it; a new topic starts again with the first message."""
-    _size: TransactionSize = field(
-        default_factory=lambda: TransactionSize(
-            MAX_PER_TRANSACTION, min(MAX_PER_CHUNK, MAX_PER_TRANSACTION)
-        )
-    )
-    _noted_ms: int = 0
-    """Time (epoch ms) of the last row of `published`."""
+    sequence: LakeSequence = field(init=False, repr=False)
+    """The sequence that is published."""
 
-    def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[list[Publication]]:
-        """Publish everything that silver has finished; yield what each transaction published."""
-        while not is_stopping():
-            known = self._tails if self._publisher.has_begun else None
-            tails = self.recover() if known is None else known
-            self._tails = None  # after a failure, only the sink knows what is published
-            with self.owner.step("gold", "plan"):
-                backlog = self.sequence.pending(tails, self._size)
-            if backlog is None:
-                return  # the lake has not begun
-            if backlog.chunks and self._sink != self._identified():
-                continue  # and recover: the sink was deleted, or created again
-            try:
-                publications = self._timed(backlog, tails) if backlog.chunks else []
-            except TransactionTimeoutError as error:
-                if not self._size.timed_out(backlog.records):
-                    raise
-                log.warning(
-                    "%s: about %d messages instead of %d", error, self._size.limit, backlog.records
-                )
-                self.owner.notify(Failed(kind_of(error), is_retried=True))
-                continue
-            self._tails = tails | {p.partition: p.tail for p in publications}
-            self._notify_published(publications, self._tails)
-            if publications:
-                fault_point("gold.done")
-                yield publications
-            if not backlog.has_more:
-                return
+    def __post_init__(self) -> None:
+        """Make what belongs to the sequence."""
+        self.sequence = LakeSequence(self.owner, self.settings, self.partitions, self.kind)
+        self.topic = self.sequence.topic
+        self._publisher = sink_publisher(self.settings, self.topic)
+        first = min(MAX_PER_CHUNK, MAX_PER_TRANSACTION)
+        self._size = TransactionSize(MAX_PER_TRANSACTION, first)
 
-    def _timed(self, backlog: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
-        """Publish what is pending; the time it takes decides the size of the next transaction."""
-        began = self.now_s()
-        publications = self._publish(backlog, tails)
-        self._size.succeeded(self.now_s() - began, is_full=backlog.has_more)
-        return publications
+    def _pending(self, reached: dict[int, Tail]) -> tuple[Pending, int, bool] | None:
+        backlog = self.sequence.pending(reached, self._size)
+        return None if backlog is None else (backlog, backlog.records, backlog.has_more)
 
-    def complete(self) -> None:
-        """Complete `published`, as the sink says, and remember the tail of every sequence."""
-        if self._tails is None:
-            self._tails = self.recover()
+    def _remedy(self, error: Exception, size: int) -> str | None:
+        if not isinstance(error, TransactionTimeoutError) or not self._size.timed_out(size):
+            return None
+        return f": about {self._size.limit} messages instead of {size}"
 
-    def recover(self) -> dict[int, Tail]:
-        """Return the tail of every partition's sequence, as the sink says.
+    def _send(
+        self, backlog: Pending, reached: dict[int, Tail]
+    ) -> tuple[dict[int, Tail], list[Publication]]:
+        publications = self._publish(backlog, reached) if backlog.chunks else []
+        tails = reached | {p.partition: p.tail for p in publications}
+        self._notify_published(publications, tails)
+        if publications:
+            fault_point("gold.done")
+        return tails, publications
 
-        Afterwards no transaction is open, and `published` covers every published message. Raises
-        ForeignMessageError if the last message of a partition is none that the lake has published,
-        and LakeBehindError if it is one that an earlier copy of the lake does not have.
-        """
-        self.check_owner()
-        self._ensure_topic()
-        self._sink = self._identified()
-        self._noted_ms = max(self._noted_ms, last_noted_ms(self._engine.reader))
-        noted = self.sequence.noted(self._sink)
-        self._publisher.begin()
+    def _recovered(self) -> dict[int, Tail]:
+        noted = last_tails(self._engine.reader, self.kind, self._sink)
         last_messages = self._publisher.tails(self.partitions)
         sink_tails = {p: self.sequence.tail(message) for p, message in last_messages.items()}
         noted = self._still_there(noted, noted.keys() - sink_tails.keys())
@@ -172,12 +121,12 @@ class Gold:
         before it was sent has no offset, and may be missing: the last one up to there that was
         noted tells then, wherever it is.
         """
-        topic = self.sequence.topic
-        of_topic: list[Condition] = [("topic", "=", topic)]
+        of_topic: list[Condition] = [("topic", "=", self.topic)]
         sink = last_sink(self._engine.reader, self.kind, of_topic) if partitions else None
         if sink is None:
             return {}
-        former, bounds = self.sequence.noted(sink), self._cluster.bounds(topic, self.partitions)
+        former = last_tails(self._engine.reader, self.kind, sink)
+        bounds = self._cluster.bounds(self.topic, self.partitions)
         there = dict[int, Tail]()
         for p in former.keys() & partitions:
             offset, (first, end) = former[p].offset, bounds[p]
@@ -185,7 +134,7 @@ class Gold:
                 is_there = first > (offset or 0)
             elif offset is None:
                 until: list[Condition] = [("partition", "=", p), ("last_seq", "<=", last[p].seq)]
-                noted = self.sequence.noted(sink, until).get(p)
+                noted = last_tails(self._engine.reader, self.kind, sink, until).get(p)
                 is_there = noted is not None and self._has(p, noted)
             else:
                 is_there = first <= offset < end and self._has(p, former[p], (offset, offset + 1))
@@ -195,7 +144,7 @@ class Gold:
 
     def _has(self, partition: int, noted: Tail, bounds: tuple[int, int] | None = None) -> bool:
         """Return True where a partition has a message that was noted, within these offsets."""
-        for message in read_backwards(self.settings.kafka, self.sequence.topic, partition, bounds):
+        for message in read_backwards(self.settings.kafka, self.topic, partition, bounds):
             tail = self.sequence.tail(message)
             if tail.seq <= noted.seq:
                 return tail[:2] == noted[:2]
@@ -207,15 +156,14 @@ class Gold:
 
         Behind that there may be what is left of transactions, which are aborted.
         """
-        bounds = self._cluster.bounds(self.sequence.topic, self.partitions) if empty else {}
+        bounds = self._cluster.bounds(self.topic, self.partitions) if empty else {}
         for p in empty:
             first, last = bounds[p][0], noted[p].offset
             if last is None or last < first:
                 continue
             noted = {q: tail for q, tail in noted.items() if q != p}
-            noted |= self.sequence.noted(
-                self._sink, [("partition", "=", p), ("sink_offset", "<", first)]
-            )
+            before: list[Condition] = [("partition", "=", p), ("sink_offset", "<", first)]
+            noted |= last_tails(self._engine.reader, self.kind, self._sink, before)
         return noted
 
     def _without_gaps(
@@ -242,7 +190,7 @@ class Gold:
 
     def _sent_since(self, partition: int, seq: int) -> dict[int, Tail]:
         sent: dict[int, Tail] = {}
-        for message in read_backwards(self.settings.kafka, self.sequence.topic, partition):
+        for message in read_backwards(self.settings.kafka, self.topic, partition):
             tail = self.sequence.tail(message)
             sent.setdefault(tail.seq, tail)
             if tail.seq <= seq:
@@ -305,56 +253,32 @@ class Gold:
     # -- the table `published`, and the sink
 
     def _note(self, publications: Collection[Publication]) -> None:
-        """Write rows to `published` (step 5).
-
-        Later rows get later times, whatever the wall clock was set to: they tell which sink is the
-        last.
-        """
-        if not publications:
-            return
-        self._noted_ms = max(now_ms(), self._noted_ms + 1)
-        noted = {"committed_at": self._noted_ms, **topic_columns(self._sink)}
-        rows = [
-            {
-                "partition": p.partition,
-                "first_seq": p.first_seq,
-                "last_seq": p.tail.seq,
-                "failed_values": p.failed_values,
-                "sink_offset": p.tail.offset,
-                **columns_of(self.kind, p.tail),
-                **noted,
-            }
-            for p in publications
-        ]
-        layout = self._engine.lake.layout[tables.PUBLISHED]
-        self.owner.append(tables.PUBLISHED, layout.rows_of(rows))
+        """Write rows to `published` (step 5)."""
+        self._append(
+            [
+                {
+                    "partition": p.partition,
+                    "first_seq": p.first_seq,
+                    "last_seq": p.tail.seq,
+                    "failed_values": p.failed_values,
+                    "sink_offset": p.tail.offset,
+                    **columns_of(self.kind, p.tail),
+                }
+                for p in publications
+            ]
+        )
 
     def _notify_published(
         self, publications: Collection[Publication], tails: Mapping[int, Tail]
     ) -> None:
-        topic = self.sequence.topic
         messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
         if messages:
-            self.owner.notify(RecordsProcessed("gold", {topic: {("published", ""): messages}}))
-        self.owner.notify(Published(topic, {p: tail.seq for p, tail in tails.items()}))
+            self.owner.notify(RecordsProcessed("gold", {self.topic: {("published", ""): messages}}))
+        self.owner.notify(Published(self.topic, {p: tail.seq for p, tail in tails.items()}))
 
-    def _ensure_topic(self) -> None:
-        topic = self.sequence.topic
-        if topic not in self._cluster.partition_counts([topic]):
-            topic_settings = sink_settings(self.settings)
-            self._cluster.create_topic(topic, self.partitions, topic_settings, SMALLER_MESSAGES)
-
-    @cached_property
-    def sequence(self) -> LakeSequence:
-        """The sequence that is published."""
-        return LakeSequence(self.owner, self.settings, self.partitions, self.kind)
-
-    @cached_property
-    def _publisher(self) -> Publisher:
-        return sink_publisher(self.settings, self.sequence.topic)
-
-    def _identified(self) -> str:
-        return self._cluster.identified(self.sequence.topic)
+    def _create_topic(self) -> None:
+        topic_settings = sink_settings(self.settings)
+        self._cluster.create_topic(self.topic, self.partitions, topic_settings, SMALLER_MESSAGES)
 
     def _check_sink(
         self, tails: Mapping[int, Tail], made: Mapping[int, Publication], offsets: Offsets
@@ -370,13 +294,6 @@ class Gold:
             and offset < (tail.offset or 0) + made[p].tail.seq - tail.seq
             for p, offset in offsets.items()
         )
-        if has_lost_its_end or self._identified() != self._sink:
-            raise SinkReplacedError(self.sequence.topic)
-
-    @cached_property
-    def _cluster(self) -> Cluster:
-        return Cluster(self.settings.kafka)
-
-    @property
-    def _engine(self) -> Engine:
-        return self.owner.engine
+        if has_lost_its_end:
+            raise SinkReplacedError(self.topic)
+        self._check_topic(offsets)

@@ -64,8 +64,7 @@ class River:
         engine = (
             dying_at(self.lake.engine, "append", tables.PUBLISHED) if dying else self.lake.engine
         )
-        topic = self.lake.settings.publish.dead_letter_topics[table]
-        return DeadLetters(self.lake.owner(engine), self.lake.settings, PARTITIONS, table, topic)
+        return DeadLetters(self.lake.owner(engine), self.lake.settings, PARTITIONS, table)
 
     def send(self) -> int:
         return sum(sum(self.box(table).drain()) for table in TABLES)

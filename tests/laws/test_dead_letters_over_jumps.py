@@ -37,7 +37,7 @@ def test_a_late_record_of_two_generations_is_one_dead_letter(
     lake.merge()
     assert lake.reader.select(tables.LATE, ["offset"]).num_rows == 14, "late in each generation"
     monkeypatch.setattr(pieces, "CHUNK_ROWS", 3)
-    sent = sum(DeadLetters(lake.owner(), lake.settings, 1, tables.LATE, f"{name}-late").drain())
+    sent = sum(DeadLetters(lake.owner(), lake.settings, 1, tables.LATE).drain())
     found = Counter(one.offset for one in dead_letters(kafka, f"{name}-late", 1))
     assert {offset: n for offset, n in found.items() if n > 1} == {}
     assert sent == 7

@@ -95,7 +95,7 @@ def test_a_topic_of_dead_letters_too(new_lake: MakeLake, kafka: str) -> None:
         **topics,
     )
     lake.arrive(0.5)
-    dead = DeadLetters(lake.owner(), lake.settings, PARTITIONS, tables.QUARANTINE, letters)
+    dead = DeadLetters(lake.owner(), lake.settings, PARTITIONS, tables.QUARANTINE)
     assert list(dead.drain())
     delete_topic(kafka, letters)
     lake.arrive()

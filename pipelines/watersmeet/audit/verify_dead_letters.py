@@ -56,13 +56,13 @@ class DeadLetterTopic(NamedTuple):
 
     - `bounds`: by partition, the first offset that it has and the exclusive end, when it was looked
       at.
-    - `noted`: by partition and input, up to which offset records were noted as sent.
+    - `noted`: by topic-partition, up to which offset records were noted as sent.
     """
 
     table: str
     name: str
     bounds: Mapping[int, tuple[int, int]]
-    noted: Mapping[int, Mapping[InputId, int]]
+    noted: Mapping[TopicPartition, int]
 
     @property
     def repair_hint(self) -> str:
@@ -129,13 +129,11 @@ def check_dead_letters(
         letters = list(_read(batch, checks, report))
         for check in checks:
             check.take([letter for letter in letters if letter.input == check.tp.input])
-    sent_until = dict(topic.noted.get(number, {}))
-    if where:
-        by_header = _read_sent_until(last_headers, checks, where, report)
-        for i, name in settings.input_names.items():
-            sent_until[i] = max(min(by_header.get(name, 0), MAX_TIME), sent_until.get(i, 0))
+    by_header = _read_sent_until(last_headers, checks, where, report) if where else {}
     for check in checks:
-        check.check_missing(sent_until.get(check.tp.input, 0), has_all=first == 0)
+        said = by_header.get(settings.input_names[check.tp.input], 0)
+        sent_until = max(min(said, MAX_TIME), topic.noted.get(check.tp, 0))
+        check.check_missing(sent_until, has_all=first == 0)
 
 
 def _is_own(batch: pa.RecordBatch, life: str) -> pa.Array:

@@ -7,7 +7,7 @@ on when they were found: a refused record waits for no other source.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 
 from watersmeet.core.columns import int64s
 from watersmeet.core.headers import REDRIVEN, Natural, header_json, header_lists, place_texts
+from watersmeet.core.inputs import InputId
+from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import record_bytes
 from watersmeet.core.sequence import LIFE, MESSAGES
 
@@ -52,12 +54,12 @@ class Room(NamedTuple):
     is_packed: bool = True
 
 
-SentOffsets: TypeAlias = Mapping[int, Mapping[str, int]]
-"""By partition and name of the input, the offset from which on dead letters are not sent."""
-
-
 def dead_letter_messages(
-    rows: pa.Table, after: SentOffsets, room: Room | None = None, life: str = ""
+    rows: pa.Table,
+    after: Mapping[TopicPartition, int],
+    names: Mapping[InputId, str],
+    room: Room | None = None,
+    life: str = "",
 ) -> pa.Table:
     """Return the dead letters (`MESSAGES`) of some records, by (partition, source, offset).
 
@@ -80,12 +82,10 @@ def dead_letter_messages(
         (OFFSET, rows["offset"].cast(pa.string())),
         *([(LIFE, pa.repeat(pa.scalar(life), rows.num_rows))] if life else []),
     ]
-    last_rows = {p: i for i, p in enumerate(rows["partition"].to_pylist())}
-    options = orjson.OPT_SORT_KEYS
-    progress = {
-        i: [(NEXT_OFFSETS, orjson.dumps(dict(after[p]), option=options))]
-        for p, i in last_rows.items()
-    }
+    progress = {}
+    for p, last in {p: i for i, p in enumerate(rows["partition"].to_pylist())}.items():
+        sent = {names[tp.input]: offset for tp, offset in after.items() if tp.partition == p}
+        progress[last] = [(NEXT_OFFSETS, orjson.dumps(sent, option=orjson.OPT_SORT_KEYS))]
     columns = {
         **{name: rows[name] for name in ("partition", "key", "value")},
         "timestamp": pc.max_element_wise(rows["kafka_timestamp"], 0),

@@ -175,16 +175,14 @@ def last_clocks(reader: TableReader) -> Clocks:
     ]
 
 
-def last_letters(reader: TableReader, sink: str) -> dict[int, dict[InputId, int]]:
-    """Return the offsets up to which records were noted as sent to a dead-letter topic.
+def last_letters(reader: TableReader, sink: str) -> dict[TopicPartition, int]:
+    """Return, by topic-partition, the offset (exclusive) up to which records were noted as sent to
+    a dead-letter topic.
 
-    They are exclusive, by partition and input. `sink`: the topic and Kafka's identity of it, as
-    `published` names it. Empty where the table does not exist.
+    `sink`: the topic and Kafka's identity of it, as `published` names it. Empty where the table
+    does not exist.
     """
-    noted: dict[int, dict[InputId, int]] = {}
-    for _, tp, offset in letter_ends(reader, is_about(sink)):
-        noted.setdefault(tp.partition, {})[tp.input] = offset
-    return noted
+    return {tp: offset for _, tp, offset in letter_ends(reader, is_about(sink))}
 
 
 def letter_ends(

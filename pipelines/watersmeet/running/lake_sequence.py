@@ -36,7 +36,7 @@ from watersmeet.kafka.publisher import sequence_tail
 from watersmeet.kafka.reading import headers_of
 from watersmeet.lake.history import Epochs, Generation, Generations
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.published import last_tails, topic_of
+from watersmeet.lake.published import topic_of
 from watersmeet.lake.table_reader import Condition, row_count
 from watersmeet.running.owner import Owner
 from watersmeet.running.publication_plan import LIMIT_BYTES, Limits, Pending, Range, Unpublished
@@ -194,12 +194,6 @@ class LakeSequence:
         newest = self._generations.newest
         is_its = newest.topics.get(self.sequence.table, sink) == sink
         return newest.tails_of(self.sequence) if is_its else {}
-
-    def noted(self, sink: str, conditions: Collection[Condition] = ()) -> dict[int, Tail]:
-        """Return, by partition, how far the sequences of a topic have come, as those rows of
-        `published` say that meet all conditions.
-        """
-        return last_tails(self.engine.reader, self.sequence, sink, conditions)
 
     def bears_out(self, partition: int, tail: Tail, noted: Tail | None) -> bool:
         """Return True if the lake has what the last message of a partition says, with its number.
