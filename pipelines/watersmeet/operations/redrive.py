@@ -15,7 +15,7 @@ key, value and the headers before it are those of the refused record. For each s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -138,11 +138,21 @@ class Redrive:
         size = TransactionSize(CHUNKS, CHUNKS)
         found, chunks = self._left(input_id, publisher if apply else None)
         before = found - sum(len(at) for chunk in chunks for at in chunk.offsets.values())
+        durable = Lake(self.settings).durable
         sent = 0
         while apply and chunks:
             if not publisher.has_begun:  # another redrive may have sent some of them meanwhile
                 found, chunks = self._left(input_id, publisher)
-            sent += self._send(input_id, publisher, chunks, size)
+            durable.rely_on(map(tables.bronze, self.settings.sources))
+            counts = list[int]()
+            try:
+                publisher.send(self._messages(input_id, chunks[: size.limit], counts))
+            except TransactionTimeoutError:
+                if not size.timed_out(len(chunks)):
+                    raise
+                continue
+            sent += sum(counts)
+            del chunks[: len(counts)]
         return {
             "table": tables.QUARANTINE,
             **input_id._asdict(),
@@ -173,35 +183,18 @@ class Redrive:
         self._check_partitions(input_id, chunks)
         return len(offsets), chunks
 
-    def _send(
-        self, input_id: InputId, publisher: Publisher, chunks: list[Chunk], size: TransactionSize
-    ) -> int:
-        """Send chunks, one transaction after the other, while the publisher is sure of them; return
-        how many records were sent, and take them away from the chunks.
+    def _messages(
+        self, input_id: InputId, chunks: Iterable[Chunk], counts: list[int]
+    ) -> Iterator[pa.Table]:
+        """Yield each chunk's messages when they are sent, and count them: memory holds one at a
+        time.
         """
-        order = [("partition", "ascending"), ("offset", "ascending")]
-        Lake(self.settings).durable.rely_on(map(tables.bronze, self.settings.sources))
-        sent = 0
-        while chunks and publisher.has_begun:
-            counts = list[int]()
-
-            def messages(some: Sequence[Chunk], counts: list[int]) -> Iterator[pa.Table]:
-                """Yield a chunk's messages when they are sent: memory holds one at a time."""
-                for chunk in some:
-                    rows = read_chunk(self.reader, chunk, RECORD, _of(input_id)).sort_by(order)
-                    counts.append(rows.num_rows)
-                    yield redrive_messages(rows)
-
-            some = chunks[: size.limit]
-            try:
-                publisher.send(messages(some, counts))
-            except TransactionTimeoutError:
-                if not size.timed_out(len(some)):
-                    raise
-            else:
-                sent += sum(counts)
-                del chunks[: len(some)]
-        return sent
+        for chunk in chunks:
+            rows = read_chunk(self.reader, chunk, RECORD, _of(input_id))
+            counts.append(rows.num_rows)
+            yield redrive_messages(
+                rows.sort_by([("partition", "ascending"), ("offset", "ascending")])
+            )
 
     def _check_partitions(self, input_id: InputId, chunks: Iterable[Chunk]) -> None:
         """Raise ConfigurationError if a record of a repartitioned source has another key by now.
