@@ -43,7 +43,7 @@ def decide(lake: CaseLake, decided: Sequence[Decided]) -> None:
     """The idle policy has decided so."""
     rows = decision_rows(decided, now_ms(), None, 0)
     schema = lake.engine.lake.schema(tables.SILVER)
-    lake.owner().append(tables.SILVER, in_silver(rows, "idle", schema))
+    lake.owner().append(tables.SILVER, in_silver(rows, "idle", schema), tables.BESIDE)
 
 
 def _part(part: Row) -> tuple[float, str, int, str]:
