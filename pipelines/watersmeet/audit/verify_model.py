@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from watersmeet.audit.comparison import Row
@@ -24,7 +23,6 @@ from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.model import (
     MIN_TIME,
     NO_TENANT,
-    DuplicateRecord,
     LateRecord,
     MergeRecord,
     MergeRules,
@@ -39,7 +37,6 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import EXCESS, TOO_MANY
 from watersmeet.core.state import State
 from watersmeet.lake.history import Epoch
-from watersmeet.settings import Settings
 
 Arrived: TypeAlias = Iterable[tuple[int, Record]]
 """Records of an input in their order, each with its position (ms)."""
@@ -52,12 +49,10 @@ class Base(NamedTuple):
     """What a partition's derivation begins with.
 
     - `state`: the saved state with which history begins; None: with nothing.
-    - `rows`: of sampled keys, its rows of merge records that were open, of records that waited, and
-      of late ones that were not settled; and rows of silver of merge records that had closed by
-      then, and of corrections, which late records may still correct.
-    - `late_rules`: of each late one, by input and offset, the rules of the epoch that found it
-      late.
-    - `waiting_values`: values of the records that waited, by input and offset.
+    - `rows`: of sampled keys, its rows of merge records that were open, of records that waited
+      (each with its `value`), and of late ones that were not settled (each with `rules`, the
+      settings by which it is late); and rows of silver of merge records that had closed by then,
+      and of corrections, which late records may still correct.
     - `recovered`: messages that were read back from the sink of a lost lake.
     - `since`: the position (ms) in their tenant before which the lost lake's records are passed
       over; None: there is none.
@@ -67,8 +62,6 @@ class Base(NamedTuple):
 
     state: State | None = None
     rows: Sequence[Mapping[str, Any]] = ()
-    late_rules: Mapping[tuple[InputId, int], Settings] = MappingProxyType({})
-    waiting_values: Mapping[tuple[InputId, int], bytes] = MappingProxyType({})
     recovered: Iterable[Message] = ()
     since: int | None = None
     corrected_before: CorrectionPlace | None = None
@@ -131,8 +124,6 @@ class Derivation:
             max_parts, max_bytes = state.rules.bounds
             model.rules = replace(model.rules, max_parts=max_parts, max_bytes=max_bytes)
         self._begin_clocks(state)
-        for (input_id, offset), value in base.waiting_values.items():
-            self.values[input_id][offset] = value
         corrected: dict[tuple[Any, ...], CorrectedRecord] = {}
         for row in base.rows:
             at = (row["tenant"], row["merge_key"], row["event_time"], row["is_late_born"] or False)
@@ -142,21 +133,20 @@ class Derivation:
             elif status == "waiting":
                 [waiting] = self._merged(row).records
                 model.waiting.append((row["position"], waiting._replace(size=row["record_bytes"])))
+                if row["value"] is not None:  # it may be late by other rules
+                    self.values[waiting.input][waiting.offset] = row["value"]
             elif status == "late":
-                self._begin_late(row, base.late_rules)
+                self._begin_late(row)
             elif at not in corrected or corrected[at].version < (row["version"] or 0):
                 corrected[at] = self._corrected(row)
         self.corrections.begin(corrected.values())
 
-    def _begin_late(
-        self, row: Mapping[str, Any], late_rules: Mapping[tuple[InputId, int], Settings]
-    ) -> None:
-        at = InputId(row["source"], row["topic"]), row["offset"]
-        value = row["value"] or b""
+    def _begin_late(self, row: Mapping[str, Any]) -> None:
+        value, rules = row["value"] or b"", row["rules"]
+        at = InputId(row["source"], row["topic"]), row["offset"], row["event_time"]
         who = row["merge_key"], row["tenant"]
-        record = Record(*at, row["event_time"], *who, id=row.get("id"), size=len(value))
+        record = Record(*at, *who, id=row.get("id"), size=len(value))
         self.values[record.input][record.offset] = value
-        rules = late_rules[at]
         late, gap_ms = LateRecord(record, row["position"]), rules.merge.window.gap_ms
         pending = Pending(late, row["u"], gap_ms, rules.publish.max_versions)
         self.corrections.pending.append(pending)
@@ -175,32 +165,28 @@ class Derivation:
         )
 
     def _merged(self, row: Mapping[str, Any]) -> MergeRecord:
-        key, tenant = row["merge_key"], row["tenant"]
-        merged = MergeRecord(key, row["event_time"], row["last_event_time"], {}, tenant)
+        who, inputs = (row["merge_key"], row["tenant"]), self.model.rules.inputs
+        parts: dict[str, list[Part]] = {source: [] for source in self.has_several}
+        merged = MergeRecord(who[0], row["event_time"], row["last_event_time"], parts, who[1])
+        entries = row.get("record_ids") or ()
+        ids = {(InputId(*at), offset): own for *at, offset, _, own, _ in entries}
+        records = [
+            Record(InputId(*at), offset, time, *who, id=ids[InputId(*at), of_offset])
+            for *at, offset, time, _, of_offset in entries
+            if of_offset is not None
+        ]
+        for source in parts:
+            for *topic, offset, time, value in row[source] or ():
+                input_id = InputId(source, *topic) if topic else of_source(inputs, source)[0]
+                self._kept_before[input_id, offset] = value
+                own_id = ids.get((input_id, offset))
+                records.append(Record(input_id, offset, time, *who, id=own_id))
+        for record in sorted(records, key=itemgetter(0, 1)):
+            merged.join(record)
+        # A correction has the time of its merge record as it closed, and may have earlier parts.
+        merged.event_time, merged.last_event_time = row["event_time"], row["last_event_time"]
         merged.count, merged.size = row["record_count"], row["record_bytes"]
-        merged.parts = {source: [] for source in self.model.rules.sources}
-        entries = {
-            (InputId(source, topic), offset): (time, record_id, of_offset)
-            for source, topic, offset, time, record_id, of_offset in row.get("record_ids") or ()
-        }
-        for input_id in self.model.rules.inputs:
-            for *topic, offset, time, value in row[input_id.source] or ():
-                if topic and topic != [input_id.topic]:
-                    continue
-                at = input_id, offset
-                _, record_id, _ = entries.get(at, (time, None, None))
-                self._kept_before[at] = value
-                merged.parts[input_id.source].append(Part(time, input_id.topic, offset))
-                merged.records.append(Record(*at, time, key, tenant, id=record_id))
-                if record_id is not None:
-                    merged.ids[input_id, record_id] = offset
-        for at, (time, _, of_offset) in entries.items():
-            if of_offset is not None:
-                _, record_id, _ = entries[at[0], of_offset]
-                repeated = Record(*at, time, key, tenant, id=record_id)
-                merged.records.append(repeated)
-                merged.repeated.append(DuplicateRecord(repeated, of_offset))
-        merged.is_too_large = not any(merged.parts.values())
+        merged.is_too_large = not any(parts.values())
         return merged
 
     def _begin_clocks(self, state: State) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import itemgetter
@@ -27,7 +26,6 @@ from watersmeet.core.types import DUE
 from watersmeet.lake import tables
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.pieces import read_pieces
-from watersmeet.lake.table_reader import Condition
 from watersmeet.lake.views import views
 
 SHOWN: Final = 3
@@ -252,28 +250,21 @@ def read_base(evidence: Evidence, partition: int, late: pa.Table) -> Base:
         since=evidence.since.get(partition),
         corrected_before=None if before is None else CorrectionPlace._make(before),
     )
-    entries = ("tenant", "merge_key", "event_time")
-    corrected = list(row_values(late, *entries))
+    corrected = list(row_values(late, "tenant", "merge_key", "event_time"))
     if evidence.base is not None:
         columns = tables.silver_columns(evidence.settings).names
         saved = [[("partition", "=", partition), *evidence.saved]]
         rows = [*as_dicts(evidence.reader.select(tables.BASES, columns, saved), columns)]
-        corrected += [tuple(row[n] for n in entries) for row in rows if row["status"] == "late"]
+        for row in rows:
+            if row["status"] == "late":
+                corrected.append((row["tenant"], row["merge_key"], row["event_time"]))
+                row["rules"] = evidence.epochs.of(row["batch"]).settings
         first = min((time for *_, time in corrected), default=MAX_TIME)
         keys = {(tenant, key) for tenant, key, _ in corrected if evidence.is_sampled(key)}
         rows = [row for row in rows if evidence.is_sampled(row["merge_key"])]
-        base = base._replace(
-            state=evidence.base,
-            rows=[*rows, *_closed_rows(evidence, partition, keys, first)],
-            late_rules={
-                (InputId(row["source"], row["topic"]), row["offset"]): evidence.epochs.of(
-                    row["batch"]
-                ).settings
-                for row in rows
-                if row["status"] == "late"
-            },
-            waiting_values=_values_of_waiting(evidence, partition, rows),
-        )
+        _give_values(evidence, partition, rows)
+        rows += _closed_rows(evidence, partition, keys, first)
+        base = base._replace(state=evidence.base, rows=rows)
     return base._replace(corrected_keys=frozenset((tenant, key) for tenant, key, _ in corrected))
 
 
@@ -286,37 +277,34 @@ def _closed_rows(
     if not keys:
         return
     columns = tables.silver_columns(evidence.settings).names
-    own: list[Condition] = [("partition", "=", partition), ("due", ">=", first)]
-    where = [[*own, *evidence.closed_before]]
+    where = [[("partition", "=", partition), ("due", ">=", first), *evidence.closed_before]]
     before = evidence.generation.corrected_before.get(partition)
     for rows in read_pieces(evidence.reader, tables.SILVER, columns, where, ("event_time",)):
         for row in as_dicts(rows, columns):
             is_correction = row["status"] == "correction"
-            is_made = not is_correction or row["version"]
-            if (row["tenant"], row["merge_key"]) not in keys or not is_made:
-                continue
-            if before is not None and (
-                CORRECTED.place(row) <= before
-                if is_correction
-                else row["closed_at"] <= clock_of(before)
+            if (row["tenant"], row["merge_key"]) not in keys or (
+                is_correction and not row["version"]
             ):
-                continue  # the lost lake may have corrected it
-            yield row
+                continue
+            # The lost lake may have corrected what is not after its last correction.
+            is_after = before is None or (
+                CORRECTED.place(row) > before
+                if is_correction
+                else row["closed_at"] > clock_of(before)
+            )
+            if is_after:
+                yield row
 
 
-def _values_of_waiting(
-    evidence: Evidence, partition: int, rows: Iterable[Mapping[str, Any]]
-) -> dict[tuple[InputId, int], bytes]:
-    """Return what bronze has of the records that wait: they may be late by other rules."""
-    offsets = defaultdict[InputId, list[int]](list)
-    for row in rows:
-        if row["status"] == "waiting":
-            offsets[InputId(row["source"], row["topic"])].append(row["offset"])
-    values = dict[tuple[InputId, int], bytes]()
-    for input_id, its in offsets.items():
-        where = of_topic(input_id, [[("partition", "=", partition), ("offset", "in", sorted(its))]])
-        table = tables.bronze(input_id.source)
-        found = evidence.reader.select(table, ["offset", "value"], where)
-        pairs = row_values(found, "offset", "value")
-        values |= {(input_id, offset): value for offset, value in pairs if value is not None}
-    return values
+def _give_values(evidence: Evidence, partition: int, rows: Iterable[dict[str, Any]]) -> None:
+    """Give rows of records that wait the values that bronze has."""
+    waiting = [row for row in rows if row["status"] == "waiting"]
+    for input_id in evidence.settings.inputs:
+        own = {row["offset"]: row for row in waiting if (row["source"], row["topic"]) == input_id}
+        if own:
+            its = [("partition", "=", partition), ("offset", "in", sorted(own))]
+            where = of_topic(input_id, [its])
+            table = tables.bronze(input_id.source)
+            found = evidence.reader.select(table, ["offset", "value"], where)
+            for offset, value in row_values(found, "offset", "value"):
+                own[offset]["value"] = value
