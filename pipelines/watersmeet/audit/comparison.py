@@ -30,6 +30,10 @@ class Difference(NamedTuple):
     expected: list[Row]
     columns: list[str]
 
+    def differ(self) -> str:
+        """Return which columns differ, for a sentence."""
+        return f"{' and '.join(self.columns)} differ{'s' * (len(self.columns) == 1)}"
+
 
 def compare(
     actual: Iterable[Row],

@@ -12,12 +12,11 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.audit.comparison import Row, compare
+from watersmeet.audit.comparison import Row, as_dicts, compare
 from watersmeet.audit.evidence import Evidence, timestamp_of
 from watersmeet.audit.problems import Report
-from watersmeet.audit.verify_rows import place
+from watersmeet.audit.verify_rows import place_of
 from watersmeet.audit.verify_validity import evaluated
-from watersmeet.core.columns import row_values
 from watersmeet.core.inputs import InputId
 from watersmeet.core.message import correction_header_bytes
 from watersmeet.core.plan import TopicPartition
@@ -164,17 +163,16 @@ class TopicCheck:
             if not self._is_lost(message):
                 compared.append((message, where))
         by_place = {message.place: where for message, where in compared}
-        for place_, actual, expected, columns in compare(
-            {message.content for message, _ in compared}, set(own), self.columns, itemgetter(0)
-        ):
-            if columns:
-                verb = "differs" if len(columns) == 1 else "differ"
-                what = f"{' and '.join(columns)} {verb} from the row of {self._table}"
-                self.findings.add(what, by_place[place_], self.kind.fix)
-            elif actual and not expected:
-                self._check_unknown(place_, compared)
-            elif not actual:
-                self._check_missing(place_, expected[-1])
+        sent = {message.content for message, _ in compared}
+        for difference in compare(sent, set(own), self.columns, itemgetter(0)):
+            at = difference.key
+            if difference.columns:
+                what = f"{difference.differ()} from the row of {self._table}"
+                self.findings.add(what, by_place[at], self.kind.fix)
+            elif difference.actual and not difference.expected:
+                self._check_unknown(at, compared)
+            elif not difference.actual:
+                self._check_missing(at, difference.expected[-1])
 
     def finish(self) -> None:
         """Check what is left of the topic, and that it goes as far as was noted."""
@@ -343,21 +341,26 @@ class MessageCheck:
 
     def check_unfinished(self, rows: pa.Table) -> None:
         """Check that nothing is said of rows that may still change."""
-        is_open = rows.filter(pc.not_equal(rows["status"], "timed_out"))
+        is_closed = pc.equal(rows["status"], "timed_out")
         names = ("tenant", "merge_key", "event_time", "valid", "invalid_reason")
-        for tenant, key, time, *actual in row_values(is_open, *names):
-            self._compare(actual, [None, None], place(self.number, key, time, tenant))
-        closed = rows.filter(pc.equal(rows["status"], "timed_out"))
-        self._merged(closed, is_judged=True)
+        for row in as_dicts(rows.filter(pc.invert(is_closed)), names):
+            self._check_valid(row, None, None, self._place(row))
+        self._merged(rows.filter(is_closed), is_judged=True)
 
     def finish(self) -> None:
         """Check what is left of the topics."""
         for topic in self.topics:
             topic.finish()
 
-    def _compare(self, actual: Sequence[Any], right: Sequence[Any], where: str) -> None:
-        if list(actual) != list(right):
-            what = "valid is {} ({}), and must be {} ({})".format(*actual, *right)
+    def _place(self, row: Mapping[str, Any]) -> str:
+        return place_of({**row, "partition": self.number})
+
+    def _check_valid(
+        self, row: Mapping[str, Any], valid: bool | None, reason: str | None, where: str
+    ) -> None:
+        if (row["valid"], row["invalid_reason"]) != (valid, reason):
+            actual = f"{row['valid']} ({row['invalid_reason']})"
+            what = f"valid is {actual}, and must be {valid} ({reason})"
             self.report["rows of silver"].add(what, where)
 
     def _merged(self, rows: pa.Table, *, is_judged: bool) -> list[Row]:
@@ -366,101 +369,88 @@ class MessageCheck:
         rows = evaluated(rows, self.evidence.epochs)
         names = (*MERGED.order, "event_time", "valid", "invalid_reason", "fault", "told")
         content: list[Row] = []
-        for row in row_values(rows, *names):
-            at = dict(zip(names, row, strict=True))
-            tenant, key, time, valid = (
-                at[n] for n in ("tenant", "merge_key", "event_time", "valid")
+        for row in as_dicts(rows, names):
+            tenant, key, time, fault = (
+                row[n] for n in ("tenant", "merge_key", "event_time", "fault")
             )
             own_id = message_id(self.number, time, key, tenant)
             if is_judged:
-                self._check_valid(at, place(self.number, key, time, tenant))
+                is_reset = fault is None and self._is_closed(row, MERGED)
+                if is_reset or row["invalid_reason"] == "reset":
+                    self._check_valid(row, False, "reset", self._place(row))
+                else:
+                    self._check_valid(row, fault is None, fault, self._place(row))
             if (tenant, key) in self.corrected_keys:
                 # Where a jump has closed it later, it was valid all the same.
-                self._had[own_id] = at["fault"] is None
-            if valid and at["closed_at"] is not None and at["due"] is not None:
-                message = key.encode(), at["told"], timestamp_of(time), own_id
-                content.append((MERGED.place(at), *message))
+                self._had[own_id] = fault is None
+            if row["valid"] and row["closed_at"] is not None and row["due"] is not None:
+                message = key.encode(), row["told"], timestamp_of(time), own_id
+                content.append((MERGED.place(row), *message))
         return content
-
-    def _check_valid(self, at: Mapping[str, Any], where: str) -> None:
-        evidence, fault = self.evidence, at["fault"]
-        is_closed = evidence.following is not None and (
-            at["closed_at"] is None
-            or evidence.is_unpublished(MERGED, self.number, MERGED.place(at))
-        )
-        if is_closed and fault is None and evidence.is_closing and at["valid"]:
-            return  # it is judged as if it were closed
-        right: tuple[bool, str | None] = fault is None, fault
-        if (is_closed and fault is None) or at["invalid_reason"] == "reset":
-            right = False, "reset"
-        self._compare((at["valid"], at["invalid_reason"]), right, where)
 
     def _corrected(self, rows: pa.Table, *, is_judged: bool) -> list[Row]:
         if not rows.num_rows:
             return []
-        p = self.number
-        order = pc.sort_indices(rows, [(name, "ascending") for name in CORRECTED.order])
-        rows = rows.take(order)
+        p, before = self.number, self.evidence.generation.corrected_before.get(self.number)
+        rows = rows.sort_by([(name, "ascending") for name in CORRECTED.order])
         rows = rows.append_column("closed_time", rows["event_time"])
-        seen = rows.set_column(
+        rows = rows.set_column(
             rows.column_names.index("event_time"), "event_time", rows["first_event_time"]
         )
         more_bytes = correction_header_bytes(self.evidence.settings.inputs)
-        rows = evaluated(seen, self.evidence.epochs, more_bytes)
         names = (
-            *("source", "topic", "offset", "tenant", "merge_key", "closed_time", "version"),
-            *("is_late_born", "valid", "invalid_reason", "has_message", "id", "settled_at", "u"),
-            *("fault", "told"),
+            *("source", "topic", "offset", "tenant", "merge_key", "closed_time", "closed_at"),
+            *("version", "is_late_born", "valid", "invalid_reason", "has_message", "id"),
+            *("settled_at", "u", "fault", "told"),
         )
         content: list[Row] = []
-        before = self.evidence.generation.corrected_before.get(p)
-        for row in row_values(rows, *names):
-            values = dict(zip(names, row, strict=True))
-            input_id, offset = InputId(*row[:2]), row[2]
-            own_place = CORRECTED.place(values)
-            own_id = late_born_id(*input_id, p, offset)
-            tenant, key, time = row[3:6]
-            if not values["is_late_born"]:
-                own_id = message_id(p, time, key, tenant)
-            elif before is None or own_place > before:
-                own_id = self._opened.setdefault((tenant, key, time), own_id)
-            self._judge_correction(values, own_id, is_judged=is_judged)
-            if values["has_message"]:
-                value = values["told"] if values["valid"] else None
-                message = key.encode(), value, timestamp_of(time), values["id"]
-                of_late = f"{input_id.source}/{input_id.topic}/{p}/{offset}"
-                content.append((own_place, *message, str(values["version"]), of_late))
+        for row in as_dicts(evaluated(rows, self.evidence.epochs, more_bytes), names):
+            source, topic, offset, *about = (row[name] for name in names[:6])
+            tenant, key, time = about
+            own_place, own_id = CORRECTED.place(row), message_id(p, time, key, tenant)
+            if row["is_late_born"]:
+                own_id = late_born_id(source, topic, p, offset)
+                if before is None or own_place > before:
+                    own_id = self._opened.setdefault((tenant, key, time), own_id)
+            self._judge_correction(row, own_id, is_judged=is_judged)
+            if row["has_message"]:
+                value = row["told"] if row["valid"] else None
+                message = key.encode(), value, timestamp_of(time), row["id"]
+                late = f"{source}/{topic}/{p}/{offset}"
+                content.append((own_place, *message, str(row["version"]), late))
         return content
 
     def _judge_correction(self, row: Mapping[str, Any], own_id: str, *, is_judged: bool) -> None:
-        fault = row["fault"]
-        if not row["version"]:
-            fault = EXCESS if row["invalid_reason"] == EXCESS else TOO_MANY
-        else:
+        evidence, fault, reason = self.evidence, row["fault"], row["invalid_reason"]
+        if row["version"]:
             self._had[own_id] = fault is None or self._had.get(own_id, False)
+        else:
+            fault = EXCESS if reason == EXCESS else TOO_MANY
         if not is_judged:
             return
         tp = TopicPartition(InputId(row["source"], row["topic"]), self.number)
-        where = f"corrections: {self.evidence.at(tp, row['offset'])}"
-        right: tuple[bool, str | None] = fault is None, fault
-        if is_closed := self._is_closed(row, own_id):
-            right = False, "reset"
-        self._compare((row["valid"], row["invalid_reason"]), right, where)
+        where = f"corrections: {evidence.at(tp, row['offset'])}"
         if not row["version"]:
+            self._check_valid(row, False, fault, where)
             return
+        is_unknown = evidence.base is not None and reason == "reset"
+        is_closed = (self._had[own_id] or is_unknown) and self._is_closed(row, CORRECTED)
+        if is_closed:
+            fault = "reset"
+        self._check_valid(row, fault is None, fault, where)
         has_message = self._had[own_id] and not is_closed
         for name, value in {"has_message": has_message, "id": own_id}.items():
             if row[name] != value:
                 what = f"{name} is {row[name]!r}, and must be {value!r}"
                 self.report["corrections"].add(what, where)
 
-    def _is_closed(self, row: Mapping[str, Any], own_id: str) -> bool:
-        """Return True where a jump has closed a correction, since it had a message to come."""
+    def _is_closed(self, row: Mapping[str, Any], sequence: Order) -> bool:
+        """Return True where a jump has closed a row that had a message to come."""
         evidence = self.evidence
-        if evidence.following is None or not row["version"]:
+        if evidence.following is None or (
+            evidence.is_closing and row["invalid_reason"] != "reset"
+        ):  # in the latter case it is judged as it was made
             return False
-        is_unpublished = evidence.is_unpublished(CORRECTED, self.number, CORRECTED.place(row))
-        if evidence.is_closing and row["invalid_reason"] != "reset":
-            return False  # it is judged as it was made
-        is_unknown = evidence.base is not None and row["invalid_reason"] == "reset"
-        return is_unpublished and (self._had[own_id] or is_unknown)
+        return row["closed_at"] is None or evidence.is_unpublished(
+            sequence, self.number, sequence.place(row)
+        )
