@@ -4,6 +4,7 @@ came, in order of offset.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from watersmeet.audit.comparison import Row, compare
 from watersmeet.audit.evidence import MAX_TIME, Evidence, Ints, numbers
@@ -116,70 +116,63 @@ def check_dead_letters(
         _InputCheck(evidence, TopicPartition(input_id, number), topic.table, topic.name, report)
         for input_id in settings.inputs
     ]
-    last_headers: Mapping[str, Any] = {}
+    life = evidence.generation.life.encode()
+    last: Mapping[str, Any] = {}
     where = ""
     first, end = topic.bounds.get(number, (0, 0))
     for batch in read_range(settings.kafka, Range(topic.name, number, first, end), READ):
-        batch = batch.filter(_is_own(batch, evidence.generation.life))
-        if not batch.num_rows:
-            continue
-        headers = batch["headers"][-1].as_py() or []
-        last_headers = {header["key"]: header["value"] for header in headers}
-        where = f"{topic.name}[{number}]@{batch['offset'][-1]}"
-        letters = list(_read(batch, checks, report))
+        letters = defaultdict[InputId, list[DeadLetter]](list)
+        for at, key, value, headers in row_values(batch, "offset", "key", "value", "headers"):
+            own = [(header["key"], header["value"]) for header in headers or []]
+            # A message that says nothing is not another lake's.
+            if dict(own[-2:]).get(LIFE, life) != life:
+                continue
+            where, last = f"{topic.name}[{number}]@{at}", dict(own)
+            if (letter := _read(where, key, value, own, checks)) is None:
+                names = ", ".join(_COORDINATES)
+                what = f"not a dead letter of these sources: {names} do not say which record it was"
+                report(what, where)
+            else:
+                letters[letter.input].append(letter)
         for check in checks:
-            check.take([letter for letter in letters if letter.input == check.tp.input])
-    by_header = _read_sent_until(last_headers, checks, where, report) if where else {}
+            check.take(letters[check.tp.input])
+    by_header = _read_sent_until(last, checks, where, report) if where else {}
     for check in checks:
         said = by_header.get(settings.input_names[check.tp.input], 0)
         sent_until = max(min(said, MAX_TIME), topic.noted.get(check.tp, 0))
         check.check_missing(sent_until, has_all=first == 0)
 
 
-def _is_own(batch: pa.RecordBatch, life: str) -> pa.Array:
-    # A message that says nothing is not another lake's.
-    lives = (
-        [header["value"] for header in (headers or [])[-2:] if header["key"] == LIFE]
-        for headers in batch["headers"].to_pylist()
-    )
-    return pa.array([its in ([], [life.encode()]) for its in lives], pa.bool_())
-
-
 def _read(
-    batch: pa.RecordBatch, checks: Sequence[_InputCheck], report: Callable[[str, str], None]
-) -> Iterator[DeadLetter]:
+    where: str,
+    key: bytes | None,
+    value: bytes | None,
+    headers: list[tuple[str, bytes | None]],
+    checks: Sequence[_InputCheck],
+) -> DeadLetter | None:
     # A record may itself have been a dead letter: of headers with one name, ours are the last.
-    number, topic = checks[0].tp.partition, checks[0].name
-    for at, key, value, headers in row_values(batch, "offset", "key", "value", "headers"):
-        own = [(header["key"], header["value"]) for header in headers or []]
-        for name in (NEXT_OFFSETS, LIFE):
-            if own and own[-1][0] == name:
-                own.pop()
-        ours = {
-            name: (text or b"").decode(errors="replace") for name, text in own[-len(_COORDINATES) :]
-        }
-        of_topic = [check for check in checks if check.tp.input.topic == ours.get(TOPIC)]
-        offset = ours.get(OFFSET, "")
-        where = f"{topic}[{number}]@{at}"
-        is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < MAX_TIME
-        is_place = tuple(ours) == _COORDINATES and ours[PARTITION] == str(number)
-        if not of_topic or not is_offset or not is_place:
-            names = ", ".join(_COORDINATES)
-            what = f"not a dead letter of these sources: {names} do not say which record it was"
-            report(what, where)
-            continue
-        rest = own[: -len(_COORDINATES)]
-        size = None
-        if rest and rest[-1][0] == VALUE_BYTES:  # the topic had no room for the value
-            size = (rest.pop()[1] or b"").decode(errors="replace")
-        is_bare = size is not None and not rest and key is None
-        # The sources of one topic have dead letters of their own.
-        expecting = (check for check in of_topic if check.expects(int(offset)))
-        check = next(expecting, of_topic[0])
-        where += f": {check.evidence.at(check.tp, int(offset))}"
-        of_record = (None, None) if is_bare else (value, tuple(rest))
-        content = (where, key, *of_record, ours[REASON], size)
-        yield DeadLetter(check.tp.input, int(offset), content)
+    for name in (NEXT_OFFSETS, LIFE):
+        if headers and headers[-1][0] == name:
+            headers.pop()
+    rest, coordinates = headers[: -len(_COORDINATES)], headers[-len(_COORDINATES) :]
+    ours = {name: (text or b"").decode(errors="replace") for name, text in coordinates}
+    of_topic = [check for check in checks if check.tp.input.topic == ours.get(TOPIC)]
+    offset = ours.get(OFFSET, "")
+    is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < MAX_TIME
+    is_place = tuple(ours) == _COORDINATES and ours[PARTITION] == str(checks[0].tp.partition)
+    if not of_topic or not is_offset or not is_place:
+        return None
+    size = None
+    if rest and rest[-1][0] == VALUE_BYTES:  # the topic had no room for the value
+        size = (rest.pop()[1] or b"").decode(errors="replace")
+    is_bare = size is not None and not rest and key is None
+    # The sources of one topic have dead letters of their own.
+    expecting = (check for check in of_topic if check.expects(int(offset)))
+    check = next(expecting, of_topic[0])
+    where += f": {check.evidence.at(check.tp, int(offset))}"
+    of_record = (None, None) if is_bare else (value, tuple(rest))
+    content = (where, key, *of_record, ours[REASON], size)
+    return DeadLetter(check.tp.input, int(offset), content)
 
 
 def _read_sent_until(
@@ -272,9 +265,8 @@ class _InputCheck:
             elif record is not None:  # else check 1 says so
                 actual.append(letter.content)
                 expected.append(self._right(letter, record))
-        for (where,), _, _, columns in compare(actual, expected, _CONTENT, lambda row: row[:1]):
-            verb = "differs" if len(columns) == 1 else "differ"
-            self.report(f"{' and '.join(columns)} {verb} from the record's", where)
+        for difference in compare(actual, expected, _CONTENT, lambda row: row[:1]):
+            self.report(f"{difference.differ()} from the record's", *difference.key)
 
     def check_missing(self, until: int, *, has_all: bool) -> None:
         """Check, after the last letter, that no record before an offset is missing.
@@ -317,26 +309,19 @@ class _InputCheck:
         is_judged &= offsets >= evidence.cursor_of(tp).next_offset
         first = evidence.generations[0]
         is_judged &= offsets >= first.begin.get(tp, 0)
-        if first.kind == "sink" or first.begin.get(tp, 0):
-            # The lost lake may have sent records that this one has not come to yet, or passes over.
-            is_judged &= (offsets < self._reached()) & ~self._is_passed(offsets)
-        return is_judged
-
-    def _is_passed(self, offsets: Ints) -> npt.NDArray[np.bool_]:
+        if first.kind != "sink" and not first.begin.get(tp, 0):
+            return is_judged
+        # The lost lake may have sent records that this one has not come to yet, or passes over.
         if not self._is_late:
-            return np.zeros(len(offsets), bool)
+            reached = row_ends(evidence.reader, tp.input, {}).get(tp.partition, 0)
+            return is_judged & (offsets < reached)
         its: list[Condition] = [
-            ("partition", "=", self.tp.partition),
+            ("partition", "=", tp.partition),
             ("offset", "in", offsets.tolist()),
         ]
-        where = of_input(self.tp.input, [its])
-        rows = self.evidence.reader.select(tables.PASSED, ["offset"], where)
-        return np.isin(offsets, numbers(rows["offset"]))
-
-    def _reached(self) -> int:
-        if self._is_late:
-            return self.evidence.end.until.get(self.tp, 0)
-        return row_ends(self.evidence.reader, self.tp.input, {}).get(self.tp.partition, 0)
+        rows = evidence.reader.select(tables.PASSED, ["offset"], of_input(tp.input, [its]))
+        is_passed = np.isin(offsets, numbers(rows["offset"]))
+        return is_judged & (offsets < evidence.end.until.get(tp, 0)) & ~is_passed
 
     def _is_readded(self, offsets: Ints) -> npt.NDArray[np.bool_]:
         # True where a record may have come to the table after later ones had been sent. Such a
