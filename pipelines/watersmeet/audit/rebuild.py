@@ -12,13 +12,12 @@ that late records may still correct. The comparison leaves out what was finished
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from watersmeet.ask.answers import answer as answer_of
 from watersmeet.ask.answers import quoted
@@ -224,35 +223,46 @@ def content_of(
     late, by then does not count. Silver is read at its `version`, by default the last.
     """
     versions = {} if version is None else {tables.SILVER: version}
-    sizes = [f"coalesce(cardinality({quoted(name)}), 0)" for name in settings.sources]
-    is_complete = " AND ".join(f"{size} > 0" for size in sizes)
-    counted = {status: f"status = '{status}'" for status in tables.statuses_of(tables.MERGED)}
-    counted |= {"valid": "valid", "complete": is_complete}
-    sums = [f"count(CASE WHEN {which} THEN 1 END) AS {name}" for name, which in counted.items()]
-    for number, size in enumerate(sizes):
-        sums.append(f"sum({size}) AS merged_{number}")
-        sums.append(f"sum(CASE WHEN {is_complete} THEN {size} ELSE 0 END) AS matched_{number}")
     own = f"batch >= {batches.start} AND batch < {batches.stop}"
     own += f" AND (status IN {tuple(tables.UNFINISHED)} OR batch > {since})"
-    merged = f"SELECT count(*) AS records, {', '.join(sums)} FROM merged WHERE {own}"
-    [of_merged] = answer_of(reader, merged, versions).to_pylist()
-    others = f"SELECT status, source, count(*) AS n FROM silver WHERE {own} GROUP BY status, source"
-    alone = Counter[tuple[str, str]]()
-    for row in answer_of(reader, others, versions).to_pylist():
-        alone[row["status"], row["source"]] = row["n"]
+    sizes = [f"coalesce(cardinality({quoted(name)}), 0)" for name in settings.sources]
+    columns = [f"{size} AS n_{i}" for i, size in enumerate(sizes)]
+    columns.append(" AND ".join(f"{size} > 0" for size in sizes) + " AS complete")
+    sums = ", ".join(f"sum(n_{i}) AS n_{i}" for i in range(len(sizes)))
+    groups = answer_of(
+        reader,
+        f"SELECT status, source, valid, complete, count(*) AS records, {sums} FROM (SELECT "
+        f"status, source, valid, {', '.join(columns)} FROM silver WHERE {own}) "
+        "GROUP BY status, source, valid, complete",
+        versions,
+    ).to_pylist()
+    statuses = tables.statuses_of(tables.MERGED)
+    merged = [row for row in groups if row["status"] in statuses]
+
+    def total(rows: Sequence[dict[str, Any]], name: str = "records", **which: object) -> int:
+        return sum(int(r[name]) for r in rows if all(r[n] == value for n, value in which.items()))
+
     noted = {tables.LATE: "late", tables.DUPLICATES: "duplicate"}
-    hidden = settings.hidden_names
     sources = {
         source: {
-            "merged": int(of_merged[f"merged_{number}"] or 0),
-            "in_complete_records": int(of_merged[f"matched_{number}"] or 0),
-            **{name: alone[s, source] for name, s in noted.items() if name not in hidden},
+            "merged": total(merged, f"n_{i}"),
+            "in_complete_records": total(merged, f"n_{i}", complete=True),
+            **{
+                name: total(groups, status=status, source=source)
+                for name, status in noted.items()
+                if name not in settings.hidden_names
+            },
         }
-        for number, source in enumerate(settings.sources)
+        for i, source in enumerate(settings.sources)
     }
-    every = {name: of_merged[name] for name in ("records", *counted)}
-    if "waiting" not in hidden:
-        every["waiting"] = sum(alone["waiting", source] for source in settings.sources)
+    every = {
+        "records": total(merged),
+        **{status: total(merged, status=status) for status in statuses},
+        "valid": total(merged, valid=True),
+        "complete": total(merged, complete=True),
+    }
+    if "waiting" not in settings.hidden_names:
+        every["waiting"] = total(groups, status="waiting")
     return {**every, "sources": sources}
 
 
@@ -402,6 +412,7 @@ def verify_against(
     version, since = int(facts[VERSION_FIELD]), int(facts[BASE_FIELD])
     kept = history.floors.times
     columns = tables.layout(settings)[tables.SILVER].columns_but(*tables.CUT)
+    key = itemgetter(*map(columns.index, _AT))
     report = Report()
     for p, (status, kind) in product(range(_partitions(here, settings)), tables.STATUSES.items()):
         is_alive = kind.age is None
@@ -411,9 +422,12 @@ def verify_against(
             rebuilt.append((kind.age, ">=", time))  # the lake may have deleted earlier ones
         ours = [*rebuilt, *batches]
         is_last = own == generations.newest and (not is_alive or batch == last.batch)
-        both = (here, ours, None if is_last else version), (there, rebuilt, None)
-        for difference in _differences(*both, columns):
-            report[kind.floor].add(*_told(difference, kind.floor, status))
+        # In pieces that fit into memory.
+        for [piece] in [*pieces(here, tables.SILVER, [ours], ("event_time",))] or [[ours]]:
+            actual = _rows(here, columns, [piece], None if is_last else version)
+            expected = _rows(there, columns, [[*rebuilt, *piece[len(ours) :]]])
+            for difference in compare(actual, expected, columns, key):
+                report[kind.floor].add(*_told(difference, kind.floor, status))
     return answer(report.values())
 
 
@@ -430,20 +444,6 @@ def _facts_of_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
             fix="`watersmeet rebuild --into DIR` makes one",
         )
     return facts
-
-
-_Side: TypeAlias = tuple[TableReader, list[Condition], int | None]
-"""A lake, the condition for rows of its silver, and silver's version (None: the last)."""
-
-
-def _differences(ours: _Side, rebuilt: _Side, columns: list[str]) -> Iterator[Difference]:
-    # In pieces that fit into memory.
-    (here, own, version), (there, term, _) = ours, rebuilt
-    key = itemgetter(*map(columns.index, _AT))
-    for [piece] in [*pieces(here, tables.SILVER, [own], ("event_time",))] or [[own]]:
-        actual = _rows(here, columns, [piece], version)
-        expected = _rows(there, columns, [[*term, *piece[len(own) :]]])
-        yield from compare(actual, expected, columns, key)
 
 
 def _told(difference: Difference, name: str, status: str) -> tuple[str, str]:
