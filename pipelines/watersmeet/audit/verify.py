@@ -47,7 +47,7 @@ import gc
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -65,7 +65,6 @@ from watersmeet.audit.problems import Findings, Report, answer
 from watersmeet.audit.verify_bronze import (
     NO_BOUNDS,
     Bounds,
-    Log,
     by_partition,
     check_keys,
     check_offsets,
@@ -88,7 +87,6 @@ from watersmeet.audit.verify_silver import (
 from watersmeet.audit.verify_topics import (
     CORRECTIONS,
     SINK,
-    MessageCheck,
     TopicEnds,
     read_ends,
 )
@@ -361,66 +359,54 @@ def check_tables(
     is_closed = evidence.generation.number <= evidence.history.closed
     if sequences and is_closed and len(evidence.generations) > 1:
         rows.check_messages()
-    more = (sequences, bounds, key_partitions, rows.erasing)
     for partitions in evidence.groups():
-        _Group(evidence, report, partitions, *more).run()
+        group = _Group(evidence, report, partitions, bounds, key_partitions)
+        group.run(sequences, rows.erasing)
 
 
 @dataclass
 class _Group:
-    """Check of some partitions at a time; most fields are arguments of `check_tables`."""
+    """Check of some partitions at a time; its fields are arguments of `check_tables`."""
 
     evidence: Evidence
     report: Report
     partitions: range
-    sequences: Sequence[TopicEnds]
     bounds: Bounds
     key_partitions: KeyPartitions | None
-    erasing: Set[tuple[int, str, str]]
-    logs: dict[TopicPartition, Log] = field(init=False)
-    checks: dict[int, PartitionCheck] = field(default_factory=dict)
-    messages: dict[int, MessageCheck] = field(default_factory=dict)
 
-    def run(self) -> None:
+    def run(self, sequences: Sequence[TopicEnds], erasing: Set[tuple[int, str, str]]) -> None:
         evidence = self.evidence
-        self._begin()
-        if self.sequences and evidence.following is None:
+        self.logs = read_logs(evidence, self.partitions)
+        late: list[Condition] = [("status", "=", "late"), ("u", "is not null", None)]
+        late.append(("batch", ">", evidence.history_batch))
+        self.checks = {
+            p: PartitionCheck(
+                evidence,
+                p,
+                {tp.input: log for tp, log in self.logs.items() if tp.partition == p},
+                read_base(evidence, p, rows),
+                erasing,
+                sequences,
+                self.report,
+            )
+            for p, rows in self._by_partition(_read(evidence, self.partitions, late))
+        }
+        if sequences and evidence.following is None:
             for generation in evidence.generations[:-1]:
                 self._check_earlier(generation)
         for batches in evidence.pieces(self.partitions):
-            self._check_batches(batches)
+            end = read_end(evidence.reader, batches[-1])
+            self._read_bronze({tp: end.until.get(tp, 0) for tp in self.logs})
+            for p, own in self._by_partition(_finished(evidence, self.partitions, batches)):
+                self.checks[p].check_batches(batches, end, own)
         for log in self.logs.values():
             log.is_over = True
         self._read_bronze({tp: log.end for tp, log in self.logs.items()})
         for p, own in self._by_partition(_unfinished(evidence, self.partitions)):
             self.checks[p].finish(own)
-            self.messages[p].check_unfinished(own)
-            self.messages[p].finish()
 
     def _by_partition(self, rows: pa.Table) -> Iterable[tuple[int, pa.Table]]:
         return by_partition(rows, self.partitions).items()
-
-    def _begin(self) -> None:
-        evidence, report = self.evidence, self.report
-        self.logs = read_logs(evidence, self.partitions)
-        late: list[Condition] = [("status", "=", "late"), ("u", "is not null", None)]
-        late.append(("batch", ">", evidence.history_batch))
-        for p, rows in self._by_partition(_read(evidence, self.partitions, late)):
-            base = read_base(evidence, p, rows)
-            logs = {tp.input: log for tp, log in self.logs.items() if tp.partition == p}
-            self.checks[p] = PartitionCheck(evidence, p, logs, base, self.erasing, report)
-            keys = base.corrected_keys or ()
-            self.messages[p] = MessageCheck(evidence, p, self.sequences, keys, report)
-
-    def _check_batches(self, batches: range) -> None:
-        evidence = self.evidence
-        end = read_end(evidence.reader, batches[-1])
-        self._read_bronze({tp: end.until.get(tp, 0) for tp in self.logs})
-        is_judged = batches.start > evidence.history_batch
-        for p, own in self._by_partition(_finished(evidence, self.partitions, batches)):
-            self.checks[p].check_batches(batches, end, own)
-            clock = end.clocks.get(p)
-            self.messages[p].check(own, clock, evidence.generation, is_judged=is_judged)
 
     def _check_earlier(self, generation: Generation) -> None:
         evidence = self.evidence
@@ -431,7 +417,8 @@ class _Group:
             rows = _finished(earlier, self.partitions, batches)
             rows = rows.filter(pc.or_kleene(rows["valid"], rows["has_message"]).fill_null(False))
             for p, own in self._by_partition(rows):
-                self.messages[p].check(own, clocks.get(p), generation, is_judged=False)
+                messages = self.checks[p].messages
+                messages.check(own, clocks.get(p), generation, is_judged=False)
 
     def _read_bronze(self, until: Mapping[TopicPartition, int]) -> None:
         for tp, begin, records in extend_beyond(self.evidence, self.logs, until):

@@ -16,6 +16,7 @@ from watersmeet.audit.problems import Report
 from watersmeet.audit.verify_bronze import Log, Records
 from watersmeet.audit.verify_model import Base, Derivation
 from watersmeet.audit.verify_rows import place, place_of
+from watersmeet.audit.verify_topics import MessageCheck, TopicEnds
 from watersmeet.core.columns import row_values
 from watersmeet.core.correction_model import CorrectionPlace
 from watersmeet.core.inputs import InputId
@@ -46,6 +47,7 @@ class PartitionCheck:
     and again; and at last of the rows that may still change (`finish`).
 
     - `erasing`: partitions, tenants and keys that `forget` has begun to erase.
+    - `sequences`: the topics whose messages are compared with the rows.
     """
 
     evidence: Evidence
@@ -53,9 +55,12 @@ class PartitionCheck:
     logs: Mapping[InputId, Log]
     base: Base
     erasing: Set[tuple[int, str, str]]
+    sequences: Sequence[TopicEnds]
     report: Report
 
     def __post_init__(self) -> None:
+        of_topics = self.sequences, self.base.corrected_keys or ()
+        self.messages = MessageCheck(self.evidence, self.number, *of_topics, self.report)
         self.columns = compared_columns(self.evidence)
         self._key = itemgetter(self.columns.index("tenant"), self.columns.index("merge_key"))
         of_merged = views(self.evidence.settings)[tables.MERGED].schema.names
@@ -97,22 +102,28 @@ class PartitionCheck:
 
         `rows`: of silver.
         """
-        if batches.start <= self.history_batch:
-            return
-        epoch = self.evidence.epochs.of(batches.start)
-        self.derived.merge(epoch, end)
-        self._compare(rows, self.derived.finished())
+        is_judged = batches.start > self.history_batch
+        if is_judged:
+            self.derived.merge(self.evidence.epochs.of(batches.start), end)
+            self._compare(rows, self.derived.finished())
+        clock = end.clocks.get(self.number)
+        self.messages.check(rows, clock, self.evidence.generation, is_judged=is_judged)
 
     def finish(self, rows: pa.Table) -> None:
-        """Check the rows that may still change."""
-        if self.history_batch >= self.evidence.last_batch:  # nothing is left to judge
-            return
-        fields = ("status", "tenant", "merge_key", "event_time", "last_event_time", "position")
-        unfinished = rows.filter(pc.not_equal(rows["status"], "timed_out")).select(fields)
-        for row in unfinished.to_pylist():
-            self._check_state(row)
-        self._compare(rows, self.derived.unfinished())
+        """Check the rows that may still change, and what is left of the topics."""
+        if self.history_batch < self.evidence.last_batch:  # else nothing is left to judge
+            fields = ("status", "tenant", "merge_key", "event_time", "last_event_time", "position")
+            unfinished = rows.filter(pc.not_equal(rows["status"], "timed_out")).select(fields)
+            for row in unfinished.to_pylist():
+                self._check_state(row)
+            self._compare(rows, self.derived.unfinished())
+            self._tell_unequal()
+        self.messages.check_unfinished(rows)
+        self.messages.finish()
+
+    def _tell_unequal(self) -> None:
         names = self.evidence.settings.input_names
+        at = self.columns.index("event_time")
         for difference in compare(*self._unequal, self.columns, self._key):
             tenant, key = difference.key
             if (self.number, *difference.key) in self.erasing:
@@ -123,7 +134,6 @@ class PartitionCheck:
             what = f"the tables have {here}, and the merge model {model}"
             if difference.columns:
                 what += f": {', '.join(difference.columns)}"
-            at = self.columns.index("event_time")
             time = min(row[at] for row in (*difference.actual, *difference.expected))
             self.report["the merge model"].add(what, place(self.number, key, time, tenant))
 
