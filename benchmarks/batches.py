@@ -104,7 +104,7 @@ class SmallBatches:
             ]
             table = tables.bronze(source)
             layout = self.engine.lake.layout[table]
-            found = self.engine.rows(layout.rows(own))
+            found = self.engine.read(layout.rows(own))
             # As from Kafka: with Spark a file for each topic-partition.
             self.engine.append(
                 table, self.engine.per_partition(_as_they_are, [found], layout.schema)

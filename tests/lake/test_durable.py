@@ -122,8 +122,8 @@ def test_every_file_of_a_commit_of_spark_and_every_folder_that_names_one_is_sync
         changed = changed.append_column(name, pa.nulls(1, pa.timestamp("us", "UTC")))
     calls: dict[str, Callable[[], object]] = {
         "append by Spark": lambda: SparkWriter.append(engine, silver, few, commit()),
-        "append by tasks": lambda: engine.append(silver, engine.rows(few), commit()),
-        "merge": lambda: engine.merge_by_spark(silver, engine.rows(changed), commit()),
+        "append by tasks": lambda: engine.append(silver, engine.read(few), commit()),
+        "merge": lambda: engine.merge_by_spark(silver, engine.read(changed), commit()),
         # Of a file whose rows go all, such as the merge's, Spark may leave a deletion vector that
         # no commit names: so the key is one that is only beside others.
         "delete": lambda: engine.delete(silver, [[("merge_key", "=", "b")]], commit()),

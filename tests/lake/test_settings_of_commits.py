@@ -117,11 +117,11 @@ def test_while_a_merge_runs_nothing_else_has_its_settings(
 ) -> None:
     silver, bronze = engine.lake.layout[tables.SILVER], tables.bronze("tracking")
     schema = changed_rows(silver).schema
-    changed = engine.rows(changed_rows(silver))
+    changed = engine.read(changed_rows(silver))
     rows = engine.per_partition(partial(_held, folder=str(tmp_path)), [changed], schema)
     commit = Commit(APPLICATION, 3, 1, {"batch": 0})
     schema_of_published = engine.lake.layout[tables.PUBLISHED].schema
-    published = engine.rows(pa.Table.from_pylist([{"last_key": "k"}], schema_of_published))
+    published = engine.read(pa.Table.from_pylist([{"last_key": "k"}], schema_of_published))
     with ThreadPoolExecutor(1) as pool:
         merging = pool.submit(engine.merge, tables.SILVER, rows, commit)
         try:
@@ -148,7 +148,7 @@ def test_a_compaction_behind_a_merge_is_not_the_merge(engine: SparkEngine) -> No
         engine.append(tables.SILVER, silver.rows([open_row(f"k{n}")]))
     owner = Owner(engine, token=1)
     commit = owner.next_commit(tables.SILVER, facts={"batch": 0})
-    engine.merge(tables.SILVER, engine.rows(changed_rows(silver)), commit)
+    engine.merge(tables.SILVER, engine.read(changed_rows(silver)), commit)
     optimize, merge, *_ = engine.reader.history(tables.SILVER)
     assert (optimize.operation, merge.operation) == ("OPTIMIZE", "MERGE")
     assert optimize.metadata == merge.metadata == commit.metadata, "Delta gives it the session's"

@@ -248,8 +248,9 @@ def test_what_has_come_while_gold_stood_still_is_planned_in_parts(
     )
     tracking = [*few, heartbeat(1000), *many, heartbeat(10**6)]
     arrivals = [*["tracking"] * 11, "orders", *["tracking"] * 401, "orders"]
-    orders = [heartbeat(1000), heartbeat(10**6)]
-    lake = new_lake({0: Case({"tracking": tracking, "orders": orders}, 100, arrivals)})
+    values: dict[str, list[bytes | None]]
+    values = {"tracking": [*tracking], "orders": [heartbeat(1000), heartbeat(10**6)]}
+    lake = new_lake({0: Case(values, 100, arrivals)})
     sequence, size = LakeSequence(lake.owner(), lake.settings, 1), TransactionSize(10, 10)
     planned, select = [0], Unpublished._select
 

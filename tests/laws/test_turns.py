@@ -13,7 +13,7 @@ from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
 from tests.support.lakes import CaseLake
 from tests.support.rewrites import rewrite_open_records, rewrites_of
-from watersmeet.engine import Engine
+from watersmeet.engine import Engine, Selection
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.lake import tables
@@ -77,4 +77,6 @@ def test_spark_goes_on_with_open_records_that_were_written_anew(
     assert 0 < rewrites[0] == rewrites[1] < rewrites[2]
     assert lake.silver() == expected_silver(lake.cases)
     assert lake.late() == expected_late(lake.cases)
-    assert spark.collect(spark.read(tables.SILVER, ["batch"])).num_rows == len(lake.silver())
+    assert spark.collect(spark.read(Selection(tables.SILVER, ["batch"]))).num_rows == len(
+        lake.silver()
+    )

@@ -27,7 +27,7 @@ from watersmeet.core.plan import BatchPlan, TopicPartition
 from watersmeet.core.reading import KAFKA, RECORD_BYTES, read_records
 from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.core.types import columns_ddl
-from watersmeet.engine import Engine
+from watersmeet.engine import Engine, Input
 from watersmeet.engine.choice import open_engine
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.engine.spark import SparkEngine
@@ -88,10 +88,11 @@ def folder_of(settings: Settings) -> str:
 class TypedEngine(EmbeddedEngine):
     """An embedded engine that takes rows of those types alone that Spark takes, too."""
 
-    def rows(self, table: pa.Table) -> pa.Table:
-        """See `Engine.rows`."""
-        columns_ddl(table.schema)
-        return super().rows(table)
+    def read(self, selection: Input) -> pa.Table:
+        """See `Engine.read`."""
+        if isinstance(selection, pa.Table):
+            columns_ddl(selection.schema)
+        return super().read(selection)
 
 
 def engine_for(open_spark: OpenSpark, settings: Settings) -> Engine:
