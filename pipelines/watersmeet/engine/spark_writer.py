@@ -60,7 +60,7 @@ class SparkWriter:
             yield
 
     def rows(self, table: pa.Table) -> DataFrame:
-        """See `Engine.rows`."""
+        """Return a few Arrow rows as rows of the session."""
         return _rows_in(self.spark, table)
 
     @durably

@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from watersmeet.core.columns import NULL_TIME, int64s, row_values, time_column, times_ms
 from watersmeet.core.idle import IdleDecision
+from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import BatchPlan, Cursor, TopicPartition
 from watersmeet.core.silver import in_silver
 from watersmeet.core.state import State
@@ -340,10 +341,10 @@ def read_state(reader: TableReader, epochs: Epochs, base: Base) -> State:
     epoch = epochs[done.epoch]
     rules = replace(
         epoch.settings.merge.rules,
-        horizons=saved.horizons,
-        epoch_start=saved.epoch_start,
-        since=saved.since,
-        tenant_horizons=dict(saved.tenant_horizons),
+        horizons=dict(saved.horizons),
+        epoch_start=dict(saved.epoch_start),
+        since=dict(saved.since),
+        tenant_horizons={(p, tenant): time for p, tenant, time in saved.tenant_horizons},
     )
     return State(
         base.batch + 1,
@@ -351,8 +352,8 @@ def read_state(reader: TableReader, epochs: Epochs, base: Base) -> State:
         done.clocks,
         rules,
         heads.cast(HEADS),
-        dict(saved.cuts),
-        {tp: [*decisions] for tp, decisions in saved.idle},
+        {TopicPartition(InputId(s, t), p): Cut(*cut) for s, t, p, *cut in saved.cuts},
+        {TopicPartition(InputId(s, t), p): decisions for s, t, p, decisions in saved.idle},
         epoch.number,
         epoch.from_batch,
         base.generation,
@@ -362,24 +363,23 @@ def read_state(reader: TableReader, epochs: Epochs, base: Base) -> State:
 class _Saved(msgspec.Struct):
     """What a row `state` says, in `value`."""
 
-    cuts: list[tuple[TopicPartition, Cut]]
-    idle: list[tuple[TopicPartition, list[IdleDecision]]]
-    horizons: dict[int, int]
-    epoch_start: dict[int, int]
-    since: dict[int, int]
-    tenant_horizons: list[tuple[tuple[int, str], int]]
+    cuts: list[tuple[str, str, int, int, int]]
+    idle: list[tuple[str, str, int, list[IdleDecision]]]
+    horizons: list[tuple[int, int]]
+    epoch_start: list[tuple[int, int]]
+    since: list[tuple[int, int]]
+    tenant_horizons: list[tuple[int, str, int]]
 
 
 def _encoded(state: State) -> bytes:
     rules = state.rules
-    idle = [(tp, [*decisions]) for tp, decisions in state.idle.items()]
     saved = _Saved(
-        [*state.cuts.items()],
-        idle,
-        dict(rules.horizons),
-        dict(rules.epoch_start),
-        dict(rules.since),
-        [*rules.tenant_horizons.items()],
+        [(*tp.input, tp.partition, *cut) for tp, cut in state.cuts.items()],
+        [(*tp.input, tp.partition, [*decisions]) for tp, decisions in state.idle.items()],
+        [*rules.horizons.items()],
+        [*rules.epoch_start.items()],
+        [*rules.since.items()],
+        [(*place, time) for place, time in rules.tenant_horizons.items()],
     )
     return msgspec.json.encode(saved)
 

@@ -86,8 +86,10 @@ def names_table(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def named(self: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the method."""
+        """Call the method; rows that are given to it are of no table."""
         name = getattr(table, "name", getattr(table, "table", table))
+        if not isinstance(name, str):
+            return method(self, table, *args, **kwargs)
         with naming(getattr(self, "reader", self), name):
             return method(self, table, *args, **kwargs)
 
