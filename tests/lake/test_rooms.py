@@ -17,7 +17,11 @@ import pytest
 from tests.lake.conftest import SPARK_CATALOG, Store, settings_for
 from tests.support.inputs import tp_of
 from watersmeet.core.idle import IdleDecision
+from watersmeet.core.plan import Rules
+from watersmeet.core.state import State
+from watersmeet.core.tenants import Cut
 from watersmeet.core.types import columns_ddl
+from watersmeet.core.window import Window
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.files import Files
@@ -35,6 +39,7 @@ from watersmeet.lake.journal import MOVED, read_journal
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
 from watersmeet.lake.progress import Decided, decision_rows, last_decisions, read_decisions
+from watersmeet.lake.state import base_rows
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 
@@ -585,3 +590,21 @@ def test_a_file_system_that_needs_spark_is_refused_in_one_sentence() -> None:
             match=r"cannot be opened without Spark; give `checkpoints` as a folder",
         ):
             Files({}).read_text(address)
+
+
+def test_a_saved_state_has_the_form_that_this_layout_has(tmp_path: Path) -> None:
+    idle = {tp_of("orders", 1): [IdleDecision(7, -(2**63), (("a", 5),))]}
+    rules = Rules(Window(1_000), {1: 7}, {1: 8}, 9, {(1, "ä"): -(2**63)}, {1: 11})
+    cuts = {tp_of("tracking", 1): Cut(3, 9)}
+    state = State(13, {}, {1: 9}, rules, cuts=cuts, idle=idle, generation=2)
+    schema = Lake(settings_for(tmp_path)).schema(tables.BASES)
+    [row] = base_rows(state, 4, schema)
+    [value] = row["value"].to_pylist()
+    assert json.loads(value) == {
+        "cuts": [["tracking", "tracking", 1, 3, 9]],
+        "idle": [["orders", "orders", 1, [[7, -(2**63), [["a", 5]]]]]],
+        "horizons": [[1, 7]],
+        "epoch_start": [[1, 8]],
+        "since": [[1, 11]],
+        "tenant_horizons": [[1, "ä", -(2**63)]],
+    }

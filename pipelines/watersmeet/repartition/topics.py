@@ -10,10 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+import pyarrow as pa
 from confluent_kafka import Message
 
+from watersmeet.core.columns import times_ms
 from watersmeet.core.dead_letters import NEXT_OFFSETS
 from watersmeet.core.headers import Headers
+from watersmeet.core.reading import KAFKA
 from watersmeet.core.repartition import (
     ORIGIN,
     InputPartition,
@@ -25,7 +28,7 @@ from watersmeet.core.repartition import (
 )
 from watersmeet.errors import ConfigurationError, ForeignMessageError, TopicChangedError
 from watersmeet.kafka.cluster import Cluster, copy_settings
-from watersmeet.kafka.reading import first_messages, headers_of, read_tails, timestamp_ms
+from watersmeet.kafka.reading import Range, headers_of, read_range, read_tails
 from watersmeet.settings import Settings
 
 _T = TypeVar("_T")
@@ -196,14 +199,14 @@ class WrittenTopic:
             return None
         if origin.offset >= end:
             return False
-        place = {origin.partition: origin.offset}
-        there = first_messages(self._settings.kafka, origin.topic, place).get(origin.partition)
-        if there is None or there.offset() != origin.offset:
-            return False
-        kafka_time, sent = timestamp_ms(there), message.timestamp()[1]
-        # As `repartition_messages` writes it.
-        is_its_time = kafka_time < 0 or sent == max(1, kafka_time)
-        return is_its_time and (message.key(), message.value()) == (there.key(), there.value())
+        there = read_range(self._settings.kafka, Range(*origin, origin.offset + 1))
+        rows = pa.Table.from_batches(there, KAFKA)
+        sent = message.timestamp()[1]
+        # As `repartition_messages` writes them.
+        kafka_times = times_ms(rows["kafka_timestamp"]).tolist()
+        times = [sent if kafka_time < 0 else max(1, kafka_time) for kafka_time in kafka_times]
+        records = zip(rows["key"].to_pylist(), rows["value"].to_pylist(), times, strict=True)
+        return (message.key(), message.value(), sent) in records
 
 
 def _parsed(message: Message, parse: Callable[[Headers], _T], header: str) -> _T:
