@@ -84,8 +84,8 @@ PLANTED = [
     Planted(
         "a message is sent again after a crash",
         "pipelines/watersmeet/gold.py",
-        "                tails[p] = tail  #",
-        "                tails.setdefault(p, tail)  #",
+        "            tails[p] = tail\n        self._note(",
+        "            tails.setdefault(p, tail)\n        self._note(",
         "tests/laws/test_gold.py::test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again",
     ),
     Planted(

@@ -34,6 +34,7 @@ class Interrupting:
         if name == {module!r}:
             signal.raise_signal(signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also below a process that ignores it
 sys.meta_path.insert(0, Interrupting())
 runpy.run_module("watersmeet", run_name="__main__")
 """
