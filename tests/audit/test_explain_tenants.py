@@ -68,11 +68,9 @@ def test_what_is_told_of_a_key_is_the_merge_models(tmp_path: Path) -> None:
             for r in rows:
                 due = model.rules.due(r.event_time, r.last_event_time)
                 closed_at = None if status == "open" else r.closed_at
-                parts = [
-                    (s, part.offset, at[p][s, part.offset])
-                    for s, mine in r.parts.items()
-                    for part in sorted(mine)
-                ]
+                in_order = [(s, part) for s, mine in r.parts.items() for part in sorted(mine)]
+                in_order.sort(key=lambda named: named[1].event_time)
+                parts = [(s, part.offset, at[p][s, part.offset]) for s, part in in_order]
                 records.append((r.key, p, r.event_time, r.tenant, status, due, closed_at, parts))
         late += [
             (e.record.key, p, e.record.input.source, e.record.offset, e.record.tenant, e.position)
