@@ -34,7 +34,7 @@ def jumped(life: CorrectedLife, to: str) -> None:
     assert (said["corrections_closed"], said["late_records_closed"]) == (1, 1)
     shown = life.call("reset", "--to", to, "--yes")
     assert "and 1 correction were closed unpublished" in shown
-    assert "and 1 late records were corrected no more" in shown
+    assert "and 1 late record was corrected no more" in shown
     [partition] = json.loads(life.call("status", "--json"))["partitions"]
     assert (partition["corrections"], partition["corrections_closed"]) == (0, 1)
     explained = json.loads(life.call("explain", "a", "--json"))

@@ -270,7 +270,8 @@ def reset_view(answer: Row) -> Group:
         f"{number_of(answer['corrections_closed'], 'correction')} {verb} closed unpublished"
     )
     if pending := answer["late_records_closed"]:
-        said += f", and {number_of(pending, 'late record')} {verb} corrected no more"
+        of_late = "was" if is_done and pending == 1 else verb
+        said += f", and {number_of(pending, 'late record')} {of_late} corrected no more"
     return _change_view(said, table, is_done, "--yes", "changed")
 
 
