@@ -29,7 +29,7 @@ POINTS: Final = (
     "gold.note",  # the same for gold: `published` lacks the rows
     "gold.done",  # all is noted
     "letters.publish",  # the dead letters to send are known, no transaction has begun
-    "letters.note",  # their transaction is committed, dead_letters lacks the rows
+    "letters.note",  # their transaction is committed, published lacks the rows
 )
 """Every point of a run, in the order of the pipeline."""
 

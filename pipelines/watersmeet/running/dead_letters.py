@@ -9,7 +9,7 @@ made in these steps, by the process that owns gold:
 2. *read* them in chunks from bronze, which has their keys and headers;
 3. *transaction*: send the dead letters (`core.dead_letters`) of all partitions in one transaction,
    whatever the delivery mode;
-4. *note*: write to `dead_letters` how far the topic is now.
+4. *note*: write to `published` how far the topic is now.
 
 After a crash before or in step 3 nothing is sent, and the next start reads from the topic what is.
 After a crash between steps 3 and 4, the next start writes the missing rows. The rows are needed
