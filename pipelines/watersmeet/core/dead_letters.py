@@ -6,6 +6,7 @@ on when they were found: a refused record waits for no other source.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -82,10 +83,14 @@ def dead_letter_messages(
         (OFFSET, rows["offset"].cast(pa.string())),
         *([(LIFE, pa.repeat(pa.scalar(life), rows.num_rows))] if life else []),
     ]
-    progress = {}
-    for p, last in {p: i for i, p in enumerate(rows["partition"].to_pylist())}.items():
-        sent = {names[tp.input]: offset for tp, offset in after.items() if tp.partition == p}
-        progress[last] = [(NEXT_OFFSETS, orjson.dumps(sent, option=orjson.OPT_SORT_KEYS))]
+    sent = defaultdict[int, dict[str, int]](dict)
+    for tp, offset in after.items():
+        sent[tp.partition][names[tp.input]] = offset
+    lasts = {p: row for row, p in enumerate(rows["partition"].to_pylist())}
+    progress = {
+        row: [(NEXT_OFFSETS, orjson.dumps(sent[p], option=orjson.OPT_SORT_KEYS))]
+        for p, row in lasts.items()
+    }
     columns = {
         **{name: rows[name] for name in ("partition", "key", "value")},
         "timestamp": pc.max_element_wise(rows["kafka_timestamp"], 0),
