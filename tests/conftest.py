@@ -16,6 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.support import effort
 from tests.support.lakes import OpenSpark
 from tests.support.rivers import SCHEMA, STARTED, River, RunProcess, warehouse
+from tests.support.topics import PATIENT
 from watersmeet.dev import broker
 from watersmeet.engine.session import JAVA_OPTIONS, spark_session
 
@@ -270,6 +271,7 @@ def kafka(request: pytest.FixtureRequest) -> str:
     names of their tests."""
     folder = request.config.stash[SHARED_FOLDER] / "broker"
     folder.mkdir(exist_ok=True)
-    started = broker.start(folder)  # the second process finds it running
+    # The second process finds it running.
+    started = broker.start(folder, settings=PATIENT)
     assert started.bootstrap_servers is not None
     return started.bootstrap_servers

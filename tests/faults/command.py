@@ -18,6 +18,7 @@ import psutil
 from pyspark.sql import SparkSession
 
 from tests.support.standalone import end
+from tests.support.topics import PATIENT
 from tests.support.wire import TRIED_AGAIN, Wire, random_faults, wire
 from watersmeet.dev import broker
 from watersmeet.engine.session import spark_session
@@ -55,7 +56,7 @@ def brokered(parent: Path | None = None) -> Iterator[tuple[str, Path]]:
     with tempfile.TemporaryDirectory(dir=parent) as name:
         folder = Path(name)
         signal.signal(signal.SIGTERM, lambda *_: _end(folder))
-        started = broker.start(folder / "broker")
+        started = broker.start(folder / "broker", settings=PATIENT)
         assert started.bootstrap_servers is not None
         try:
             yield started.bootstrap_servers, folder

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tests.support.rivers import until
 from tests.support.tokens import Issuer
-from tests.support.topics import client_options
+from tests.support.topics import PATIENT, client_options
 from watersmeet.dev import broker, secure
 from watersmeet.dev.broker import BrokerStatus
 from watersmeet.dev.certificates import Authority
@@ -148,7 +148,7 @@ def secured_broker(folder: Path, *users: str) -> Iterator[SecuredBroker]:
         heap = os.environ.get("KAFKA_HEAP_OPTS", "")
         environment.setenv("KAFKA_HEAP_OPTS", f"{heap} -D{_ALLOWED_URLS}={keys.as_uri()}")
         listener = "listener.name.client"
-        settings = {
+        settings = PATIENT | {
             f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER",
             f"{listener}.oauthbearer.sasl.jaas.config": f"{_BEARER}.OAuthBearerLoginModule "
             "required;",

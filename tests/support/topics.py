@@ -24,6 +24,10 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.failures import is_passing
 from watersmeet.settings import KafkaSettings
 
+PATIENT: Final = {"broker.session.timeout.ms": "120000"}
+"""Settings of a broker that nobody kills. Where processors are scarce its heartbeats come late; its
+own controller would take it for dead, and refuse each new topic."""
+
 
 class Published(NamedTuple):
     """A message as a consumer sees it, without its offset: that differs where transactions are cut
