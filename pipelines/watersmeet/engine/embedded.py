@@ -86,9 +86,6 @@ ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 _MERGED_BYTES: Final = 128 * 1024 * 1024
 """Bytes of rows up to which delta-rs's MERGE gets them."""
 
-_DISTINCT: Final = frozenset(["offset", "key", "value", "merge_key"])
-"""Columns of bronze whose values hardly ever repeat: no repetitions are looked for."""
-
 _LEAST_ROW_BYTES: Final = 32
 """Number of bytes that a row counts at least: a row group has at most a million rows."""
 
@@ -253,9 +250,8 @@ class EmbeddedEngine(Polling):
         layout = self.lake.layout[table]
         if not layout.partitioned_by:
             return [*filter(None, [self.write_file(table, chunks, prefix)])]
-        [by] = layout.partitioned_by
         path = self.reader.path(table)
-        files = PartitionedFiles(layout.schema, by, path, self.reader.files_of(table), prefix)
+        files = PartitionedFiles(layout, path, self.reader.files_of(table), prefix)
         return files.write(chunks)
 
     def write_file(
@@ -263,10 +259,9 @@ class EmbeddedEngine(Polling):
     ) -> AddAction | None:
         """Do the same for a table that is not partitioned; return None where there is no chunk."""
         layout = self.lake.layout[table]
-        repeating = [name for name in layout.schema.names if name not in _DISTINCT]
         file: DataFile | None = None
         for rows in chunks:
-            file = file or DataFile(layout.schema, layout.counted, repeating)
+            file = file or DataFile(layout, layout.schema)
             file.write(rows)
             del rows  # not in memory while the next ones come
         if file is None:
@@ -522,15 +517,24 @@ class EmbeddedEngine(Polling):
         return self._writer(table, (size["bytes"] or 0) // max(1, size["rows"]))
 
     def _writer(self, table: str, row_bytes: int) -> WriterProperties:
+        layout = self.lake.layout[table]
+        columns = {
+            name: ColumnProperties(
+                dictionary_enabled=name in layout.repeating,
+                statistics_enabled="PAGE" if name in layout.counted else "NONE",
+            )
+            for name in layout.schema.names
+        }
         # A writer holds a row group, and readers unpack up to thousands of rows of one at a time.
         return WriterProperties(
             compression="SNAPPY",  # as Spark
             max_row_group_size=max(1, ROW_GROUP_BYTES // max(row_bytes, _LEAST_ROW_BYTES)),
             statistics_truncate_length=STATISTICS_BYTES,
-            default_column_properties=ColumnProperties(statistics_enabled="NONE"),
-            column_properties=dict.fromkeys(
-                self.lake.layout[table].counted, ColumnProperties(statistics_enabled="PAGE")
+            # Of what is in lists: it has no names here.
+            default_column_properties=ColumnProperties(
+                dictionary_enabled=layout.has_structs, statistics_enabled="NONE"
             ),
+            column_properties=columns,
         )
 
     def vacuum(self, table: str) -> int:

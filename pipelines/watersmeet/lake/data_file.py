@@ -21,7 +21,7 @@ from watersmeet.core.columns import filtered, row_values
 from watersmeet.core.times import LAST_EVENT_TIME_MS, time_text
 from watersmeet.lake.files import Files
 from watersmeet.lake.maintenance import FILE_BYTES
-from watersmeet.lake.tables import COUNTED_TYPES
+from watersmeet.lake.tables import Table
 
 FILES: Final = "part-"
 """The beginning of the names of all data files."""
@@ -36,23 +36,17 @@ class DataFile:
     It is made on the local disk, in a file without a name, of which a killed process leaves
     nothing, and copied to the table's address once it is complete.
 
-    - `counted`: the columns that it has statistics of.
-    - `repeating`: the columns whose values are looked for repetitions; None for all.
+    `schema`: the columns of the table without those that partition it.
     """
 
-    def __init__(
-        self,
-        schema: pa.Schema,
-        counted: Sequence[str],
-        repeating: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, table: Table, schema: pa.Schema) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - `put` closes it
-        self._counted = counted
+        self._counted = [name for name in table.counted if name in schema.names]
         self._writer = pq.ParquetWriter(
             self._file,
             schema,
-            write_statistics=list(counted),
-            use_dictionary=True if repeating is None else list(repeating),
+            write_statistics=self._counted,
+            use_dictionary=table.has_structs or table.repeating,
         )
 
     def write(self, rows: pa.Table) -> int:
@@ -142,18 +136,17 @@ class PartitionedFiles:
 
     def __init__(
         self,
-        schema: pa.Schema,
-        by: str,
+        table: Table,
         address: str,
         files: Files,
         prefix: str = FILES,
     ) -> None:
-        self._by = by
+        self._table = table
+        [self._by] = table.partitioned_by
         self._address = address
         self._files = files
         self._prefix = prefix
-        self._schema = schema.remove(schema.get_field_index(by))
-        self._counted = [field.name for field in self._schema if field.type in COUNTED_TYPES]
+        self._schema = table.schema.remove(table.schema.get_field_index(self._by))
 
     def write(self, chunks: Iterable[pa.Table]) -> list[AddAction]:
         """Write all rows, a row group for each piece; return the files' entries for a commit.
@@ -168,7 +161,7 @@ class PartitionedFiles:
                     is_its = pc.equal(chunk[self._by], value).to_numpy()
                     rows = filtered(chunk.select(self._schema.names), is_its).cast(self._schema)
                     if value not in written:
-                        written[value] = DataFile(self._schema, self._counted)
+                        written[value] = DataFile(self._table, self._schema)
                     if written[value].write(rows) >= FILE_BYTES:
                         added.append(self._added(value, written.pop(value)))
                     del rows

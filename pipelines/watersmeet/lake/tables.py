@@ -123,6 +123,12 @@ of what producers send (`Table.counted`).
 COUNTED_TYPES = (pa.int32(), pa.int64(), TIME)
 """Types of columns whose statistics cannot tell a key (`forget`)."""
 
+REPEATING_TYPES = (pa.string(), pa.int32())
+"""Types of columns whose values often repeat: keys, names and small numbers.
+
+Times, offsets and raw records hardly ever do.
+"""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -154,6 +160,21 @@ class Table:
         if names := self.properties.get(COUNTED_COLUMNS):
             return names.split(",")
         return [field.name for field in self.schema if field.type in COUNTED_TYPES]
+
+    @property
+    def repeating(self) -> list[str]:
+        """The columns that files have dictionaries of; those of lists are apart (`has_structs`)."""
+        return [
+            field.name
+            for field in self.schema
+            if field.type in REPEATING_TYPES or field.name == RECORD_BYTES.name
+        ]
+
+    @property
+    def has_structs(self) -> bool:
+        """True where values of parts are structs, whose fields may repeat, and not JSON text."""
+        items = [field.type.value_type for field in self.schema if pa.types.is_list(field.type)]
+        return any(pa.types.is_struct(part.type) for kind in items for part in kind)
 
     def columns_but(self, *names: str) -> list[str]:
         """Return the names of its columns without some."""
