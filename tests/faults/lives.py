@@ -737,9 +737,9 @@ def far(life: Fate) -> None:
     at = max(FAR_MS + life.far, life.now + 10)
     life.far_at = at
     life.put("tracking", ("far", at))
-    life.run()
     if life.is_wide:
-        life.now = at + STEP_MS
+        life.now = at + STEP_MS  # also where the run is cut short
+    life.run()
 
 
 def ahead(life: Fate) -> None:
@@ -747,8 +747,8 @@ def ahead(life: Fate) -> None:
     life.must |= set(
         life.put("tracking", ("a", life.now + 3_600_000), ("ahead", life.now + 3_600_000))
     )
-    life.run()
     life.now += 3_600_000 + STEP_MS
+    life.run()
 
 
 def silence(life: Fate) -> None:
