@@ -45,6 +45,7 @@ class ColumnsRead(NamedTuple):
     event_time: pa.Array
     heartbeat: pa.Array
     tenant: pa.Array
+    id: pa.Array
     is_left: Booleans
     """True for a record that `core.reading` is to read."""
 
@@ -83,9 +84,10 @@ def _column_reader(rules: ReadingRules) -> ColumnReader | None:
     marks = (rules.heartbeat[0],) if rules.heartbeat else ()
     mark = rules.heartbeat[1] if rules.heartbeat else None
     tenants = (rules.tenant,) if rules.tenant else ()
+    ids = (rules.id,) if rules.id else ()
     max_future_ms = min(rules.max_future_ms, LAST_EVENT_TIME_MS)
     keys = [path for paths in rules.keys for path in paths]
-    fields = _Fields.of([*keys, *rules.event_times, *marks, *tenants])
+    fields = _Fields.of([*keys, *rules.event_times, *marks, *tenants, *ids])
     if fields is None:
         return None
     times_of = _times_reader(rules, fields)
@@ -110,6 +112,13 @@ def _column_reader(rules: ReadingRules) -> ColumnReader | None:
             tenant = pc.if_else(pa.array(is_heartbeat), None, NO_TENANT)
             has_tenant = np.ones(len(documents), np.bool_)
         is_decoded = np.array([document is not fields.nothing for document in documents], np.bool_)
+        record_id = pa.nulls(len(documents), pa.string())
+        if ids:
+            values = fields.values(documents, ids)
+            texts = pa.array(_texts(values), pa.string())
+            record_id = pc.if_else(pa.array(is_heartbeat), None, texts)
+            has_none = np.array([value is None for value in values], np.bool_)
+            is_decoded &= has_none | (lengths(texts) > 0)
         has_key = is_heartbeat | (lengths(keys) > 0)
         is_in_time = kafka_times_ms >= np.maximum(times_ms - max_future_ms, 0)
         return ColumnsRead(
@@ -117,6 +126,7 @@ def _column_reader(rules: ReadingRules) -> ColumnReader | None:
             time_column(times_ms, _NO_TIME),
             pa.array(is_heartbeat),
             tenant,
+            record_id,
             ~(is_decoded & has_key & has_tenant & is_in_time & (times_ms != _NO_TIME)),
         )
 

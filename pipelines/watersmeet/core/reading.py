@@ -6,7 +6,7 @@ The result depends on the record and the rules alone, in every batch, restart an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Overflow
@@ -127,15 +127,19 @@ class ReadingRules:
         return MILLISECONDS_PER_UNIT[self.unit]
 
 
-_Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None, str | None]"
-"""Merge key, event time in ms, whether it is a heartbeat, reason and detail, and the tenant."""
+_Text: TypeAlias = "str | None"
+_Read: TypeAlias = "tuple[_Text, int | None, bool, _Text, _Text, _Text, _Text]"
+"""Merge key, event time in ms, whether it is a heartbeat, reason and detail, tenant, and id."""
 
-_SKIPPED: _Read = (None, None, False, None, None, None)
+_SKIPPED: _Read = (None, None, False, None, None, None, None)
 _Find: TypeAlias = Callable[[dict[str, Any]], Any]
 
-_READ: Final = pa.schema([*BRONZE, *TENANT])
+_READ: Final = pa.schema([*BRONZE, *TENANT, ID])
 """The columns of a record that was read, but for those that its bytes and headers give."""
-_READ_TYPES: Final = [pa.string(), pa.timestamp("ms", "UTC"), pa.bool_(), *[pa.string()] * 3]
+_READ_TYPES: Final = [pa.string(), pa.timestamp("ms", "UTC"), pa.bool_(), *[pa.string()] * 4]
+
+_TOO_LARGE: Final = "too_large"
+"""A column of records to read: why one is too large to be read, or null."""
 
 
 class _RefusedError(Exception):
@@ -167,16 +171,14 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     read = column_reader(rules)
     look = _look(rules)
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
-    table, too_large = _without_large(table, rules.max_record_bytes)
+    table = _without_large(table, rules.max_record_bytes)
     batches = [
         _read_batch(batch, read, look, rules) if read else _read_one_by_one(batch, look, rules)
         for batch in table.to_batches(max_chunksize=_BATCH_ROWS)
     ]
     bronze = pa.Table.from_batches(batches, _READ)
-    if too_large:
-        bronze = _refused(bronze, {} if rules.leaves_undecodable else too_large, too_large.keys())
-    if rules.id is not None:
-        bronze = bronze.append_column(ID, _ids(bronze, rules))
+    if rules.id is None:
+        bronze = bronze.drop_columns([ID.name])
     bronze = bronze.append_column(REDRIVEN_FROM, _redriven_from(table))
     bronze = bronze.append_column(RECORD_BYTES, pa.array(record_bytes(table), RECORD_BYTES.type))
     if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
@@ -184,23 +186,6 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     frames = pc.binary_slice(table["value"], 0, FRAME)
     ids = [schema_id_of(frame) for frame in frames.to_pylist()]
     return bronze.add_column(len(BRONZE), WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
-
-
-def _ids(bronze: pa.Table, rules: ReadingRules) -> pa.Array:
-    ids = pa.nulls(bronze.num_rows, ID.type)
-    if not rules.id:
-        return ids
-    decode = _decoder(rules, is_checked=False)
-    paths = (rules.id,)
-    find = _finder(rules, paths, as_text)
-    is_keyed = bronze["merge_key"].is_valid()
-    texts = []
-    for batch in bronze.filter(is_keyed).to_batches(max_chunksize=_BATCH_ROWS):
-        values = batch.column("value").to_pylist()
-        for value, *place in zip(values, *_places(batch, rules), strict=True):
-            with in_turn(len(value)):
-                texts.append(_text(find(decode(value, *place)), paths, value))
-    return pc.replace_with_mask(ids, is_keyed.combine_chunks(), pa.array(texts, ID.type))
 
 
 def _redriven_from(kafka: pa.Table) -> pa.Array:
@@ -230,14 +215,13 @@ def _bytes_beside_values(kafka: pa.Table) -> Int64s:
     return total
 
 
-def _without_large(kafka: pa.Table, max_bytes: int) -> tuple[pa.Table, dict[int, str]]:
+def _without_large(kafka: pa.Table, max_bytes: int) -> pa.Table:
+    # With a further column, `_TOO_LARGE`.
     values = lengths(kafka["value"])
     others = _bytes_beside_values(kafka)
     is_wide = others > max_bytes
     is_large = (values > max_bytes) | (others > max_bytes)
-    if not is_large.any():
-        return kafka, {}
-    too_large = {}
+    too_large: list[str | None] = [None] * len(kafka)
     for row in np.flatnonzero(is_large).tolist():
         beside = f", key and headers {others[row]}" if is_wide[row] else ""
         has = f"the value has {values[row]} bytes{beside}"
@@ -247,7 +231,7 @@ def _without_large(kafka: pa.Table, max_bytes: int) -> tuple[pa.Table, dict[int,
             at = kafka.schema.get_field_index(name)
             column = _with_nulls(kafka[name], is_gone)
             kafka = kafka.set_column(at, kafka.schema.field(name), column)
-    return kafka, too_large
+    return kafka.append_column(_TOO_LARGE, pa.array(too_large, pa.string()))
 
 
 def _with_nulls(column: pa.ChunkedArray, is_null: Booleans) -> pa.ChunkedArray:
@@ -264,23 +248,6 @@ def _with_nulls(column: pa.ChunkedArray, is_null: Booleans) -> pa.ChunkedArray:
             kept_from = row + 1
         chunks.append(pa.concat_arrays([*parts, chunk.slice(kept_from)]) if parts else chunk)
     return pa.chunked_array(chunks, column.type)
-
-
-def _refused(bronze: pa.Table, details: Mapping[int, str], rows: Iterable[int]) -> pa.Table:
-    # Without details, these rows become those of skipped records.
-    is_large = np.zeros(bronze.num_rows, np.bool_)
-    is_large[list(rows)] = True
-    mask = pa.array(is_large)
-    values: dict[str, Any] = {"heartbeat": pa.scalar(False)}
-    if details:
-        values["reason"] = pa.scalar(Reason.TOO_LARGE.value)
-        values["detail"] = pa.array(map(details.get, range(bronze.num_rows)), pa.string())
-    for at in range(len(KAFKA), bronze.num_columns):
-        field = bronze.schema.field(at)
-        value = values.get(field.name, pa.scalar(None, field.type))
-        column = bronze.column(at).combine_chunks()
-        bronze = bronze.set_column(at, field, pc.if_else(mask, value, column))
-    return bronze
 
 
 def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
@@ -315,10 +282,11 @@ def _read_batch(
 ) -> pa.RecordBatch:
     fast = read(kafka, _kafka_times_ms(kafka))
     nothing = pa.nulls(kafka.num_rows, pa.string())
-    columns = [fast.merge_key, fast.event_time, fast.heartbeat, nothing, nothing, fast.tenant]
-    if fast.is_left.any():
-        is_left = pa.array(fast.is_left)
-        left = kafka if fast.is_left.all() else kafka.filter(is_left)
+    found = [fast.merge_key, fast.event_time, fast.heartbeat]
+    columns = [*found, nothing, nothing, fast.tenant, fast.id]
+    is_left = pc.or_(pa.array(fast.is_left), kafka.column(_TOO_LARGE).is_valid())
+    if is_left.true_count:
+        left = kafka if is_left.true_count == len(kafka) else kafka.filter(is_left)
         others = _read_one_by_one(left, look, rules)
         columns = [
             pc.replace_with_mask(column, is_left, other)
@@ -336,12 +304,16 @@ def _read_one_by_one(
     kafka: pa.RecordBatch, look: Callable[..., _Read], rules: ReadingRules
 ) -> pa.RecordBatch:
     # Numpy is five times as fast here as to_pylist().
-    keys, values = (
+    large, keys, values = (
         column.to_numpy(zero_copy_only=False).tolist()
-        for column in (sent_keys(kafka, rules.key_header), kafka.column("value"))
+        for column in (
+            kafka.column(_TOO_LARGE),
+            sent_keys(kafka, rules.key_header),
+            kafka.column("value"),
+        )
     )
     times_ms = _kafka_times_ms(kafka).tolist()
-    records = map(look, keys, values, times_ms, *_places(kafka, rules))
+    records = map(look, large, keys, values, times_ms, *_places(kafka, rules))
     read = list(zip(*records, strict=True)) or [()] * len(_READ_TYPES)
     columns = [*kafka.select(KAFKA.names).columns, *map(pa.array, read, _READ_TYPES)]
     return pa.RecordBatch.from_arrays(columns, _READ.names).cast(_READ)
@@ -351,38 +323,68 @@ def _read_one_by_one(
 
 
 def _look(rules: ReadingRules) -> Callable[..., _Read]:
-    # The function's arguments are the key that the record was sent with (`sent_keys`), its value,
-    # Kafka's timestamp in ms, and with Avro also partition and offset.
-    decode = _decoder(rules)
+    # The function's arguments are why the record is too large (else None), the key that it was sent
+    # with (`sent_keys`), its value, Kafka's timestamp in ms, and with Avro partition and offset.
+    parse = _parser(rules)
     key_of = _key_reader(rules)
     event_time_of = _event_time_reader(rules)
     tenant_of = _tenant_reader(rules)
-    skips_tombstones = rules.skips_tombstones
-    read_other = _other_reader(rules)
+    id_of = _id_reader(rules)
     is_heartbeat = _test(rules.heartbeat)
 
-    def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
-        if value is None and skips_tombstones:
+    def look(
+        too_large: str | None, key: bytes | None, value: bytes | None, kafka_time: int, *place: int
+    ) -> _Read:
+        if too_large is not None and not rules.leaves_undecodable:
+            return _refused(Reason.TOO_LARGE, too_large)
+        if too_large is not None or (value is None and rules.skips_tombstones):
             return _SKIPPED
+        is_own = False
         try:
             with in_turn(len(value or b"")):
-                other = read_other and read_other(value, kafka_time, *place)
-                if other is not None:
-                    return other
-                document = decode(value, *place)
-                heartbeat = is_heartbeat is not None and is_heartbeat(document)
-                merge_key = None if heartbeat else key_of(document, value, key)
-                tenant = tenant_of(document, value, is_beat=heartbeat)
-                if not heartbeat:
-                    tenant = tenant or NO_TENANT
+                document, is_own = parse(value, *place)
+                is_marked = is_heartbeat is not None and is_heartbeat(document)
+                is_beat = is_marked or not is_own
+                merge_key = None if is_beat else key_of(document, value, key)
+                tenant = tenant_of(document, value, is_optional=is_marked)
                 event_time = event_time_of(document, value, kafka_time)
+                record_id = None if is_beat else id_of(document, value)
         except UndecodableError as error:
-            return None, None, False, Reason.UNDECODABLE.value, str(error), None
+            return _refused(Reason.UNDECODABLE, str(error))
         except _RefusedError as error:
-            return None, None, False, error.reason.value, error.detail, None
-        return merge_key, event_time, heartbeat, None, None, tenant
+            return _refused(error.reason, error.detail) if is_own else _SKIPPED
+        if tenant is None and not is_beat:
+            tenant = NO_TENANT
+        return merge_key, event_time, is_beat, None, None, tenant, record_id
 
     return look
+
+
+def _parser(rules: ReadingRules) -> Callable[..., tuple[dict[str, Any], bool]]:
+    # The function returns a value's document, and whether it is the source's own record. It raises
+    # _RefusedError where another source refuses the value.
+    decode = _decoder(rules)
+    is_own = _test(rules.where)
+    if is_own is None:
+        return lambda value, *place: (decode(value, *place), True)
+    decode_any = _decoder(rules, is_checked=False)
+
+    def parse(value: bytes | None, *place: int) -> tuple[dict[str, Any], bool]:
+        try:
+            document = decode_any(value, *place)
+        except UndecodableError as error:
+            if rules.leaves_undecodable:
+                raise _RefusedError(Reason.UNDECODABLE, str(error)) from None
+        else:
+            if not is_own(document):
+                return document, False
+        return decode(value, *place), True
+
+    return parse
+
+
+def _refused(reason: Reason, detail: str) -> _Read:
+    return None, None, False, reason.value, detail, None, None
 
 
 def _key_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes | None, bytes | None], str]:
@@ -399,16 +401,15 @@ def _key_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes | None, 
 def _event_time_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes | None, int], int]:
     if not rules.event_times:
         return lambda _document, _value, kafka_time: _kafka_event_time(kafka_time)
-    exponent = rules.unit_exponent
-    paths = rules.event_times
-    reads_text = rules.reads_text
+    is_ms = rules.unit_exponent == 0
     zone = time_zone(rules.zone) if rules.zone else timezone.utc
-    time_of = _finder(rules, paths, partial(_avro_time, exponent=exponent, zone=zone))
+    of_avro = partial(_avro_time, exponent=rules.unit_exponent, zone=zone)
+    time_of = _finder(rules, rules.event_times, of_avro)
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
-        event_time = _event_time(
-            time_of(document), paths, value, exponent, reads_text=reads_text, zone=zone
-        )
+        event_time = time_of(document)
+        if not is_ms or type(event_time) is not int or not 0 <= event_time <= LAST_EVENT_TIME_MS:
+            event_time = _event_time(event_time, value, rules, zone)
         if kafka_time >= max(0, event_time - rules.max_future_ms):
             return event_time
         own = "Kafka's own timestamp of the record"
@@ -422,45 +423,25 @@ def _event_time_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes |
 
 
 def _tenant_reader(rules: ReadingRules) -> Callable[..., str | None]:
-    path = rules.tenant
-    find = _finder(rules, (path or (),), as_text)
+    paths = (rules.tenant or (),)
+    find = _finder(rules, paths, as_text)
 
-    def tenant_of(document: dict[str, Any], value: bytes | None, *, is_beat: bool) -> str | None:
-        if path is None:
+    def tenant_of(
+        document: dict[str, Any], value: bytes | None, *, is_optional: bool
+    ) -> str | None:
+        if rules.tenant is None:
             return None
-        if is_beat:
-            return _text(find(document), (path,), value)
-        return _required(find(document), (path,), value, Reason.NO_TENANT)
+        if is_optional:
+            return _text(find(document), paths, value)
+        return _required(find(document), paths, value, Reason.NO_TENANT)
 
     return tenant_of
 
 
-def _other_reader(rules: ReadingRules) -> Callable[..., _Read | None] | None:
-    # Reads the topic's records that are not the source's own; None where all of them are.
-    is_own = _test(rules.where)
-    if is_own is None:
-        return None
-    decode = _decoder(rules, is_checked=False)
-    event_time_of = _event_time_reader(rules)
-    tenant_of = _tenant_reader(rules)
-    is_heartbeat = _test(rules.heartbeat)
-
-    def read_other(value: bytes | None, kafka_time: int, *place: int) -> _Read | None:
-        # None for a record of the source's own.
-        try:
-            document = decode(value, *place)
-            if is_own(document):
-                return None
-            is_beat = is_heartbeat is not None and is_heartbeat(document)
-            tenant = tenant_of(document, value, is_beat=is_beat)
-            event_time = event_time_of(document, value, kafka_time)
-        except _RefusedError:
-            return _SKIPPED
-        except UndecodableError:
-            return _SKIPPED if rules.leaves_undecodable else None
-        return None, event_time, True, None, None, tenant
-
-    return read_other
+def _id_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes | None], str | None]:
+    paths = (rules.id or (),)
+    find = _finder(rules, paths, as_text)
+    return lambda document, value: _text(find(document), paths, value) if rules.id else None
 
 
 def _test(
@@ -522,37 +503,34 @@ def _kafka_event_time(kafka_time: int) -> int:
     raise _RefusedError(Reason.NO_EVENT_TIME, f"Kafka's own timestamp of the record is {fault}")
 
 
-def _event_time(
-    field_value: Any,
-    paths: Sequence[Path],
-    value: bytes | None,
-    exponent: int,
-    *,
-    reads_text: bool,
-    zone: tzinfo,
-) -> int:
+def _event_time(field_value: Any, value: bytes | None, rules: ReadingRules, zone: tzinfo) -> int:
     # A number times 10 ** `exponent` is epoch ms. A string is ISO 8601, in `zone` where it names
     # none; with `reads_text` it may be a number, too.
+    paths = rules.event_times
+    exponent = rules.unit_exponent
+    event_time: int | None = None
     if isinstance(field_value, timedelta):  # since 1970, of Avro
-        field_value = field_value // timedelta(milliseconds=1)
-        exponent = 0
-    if exponent == 0 and type(field_value) is int and 0 <= field_value <= LAST_EVENT_TIME_MS:
-        return field_value
-    if isinstance(field_value, bool) or not isinstance(field_value, (int, float, str)):
-        fault = json_text.kind(field_value)
+        field_value = event_time = field_value // timedelta(milliseconds=1)
+    elif isinstance(field_value, str):
+        if rules.reads_text and _NUMBER.fullmatch(field_value):
+            event_time = _whole(float(field_value), field_value, exponent)
+        else:
+            event_time = parse_iso_8601(field_value, zone)
+    elif type(field_value) is int:
+        event_time = field_value * 10 ** max(exponent, 0) // 10 ** max(-exponent, 0)
+    elif isinstance(field_value, float):
+        spelled = json_text.number_text(field_value, paths, value)
+        event_time = _whole(field_value, spelled, exponent)
+    if event_time is None:
+        is_text = isinstance(field_value, str)
+        what = f"not an ISO 8601 time: {field_value[:100]!r}" if is_text else ""
+        fault = what or json_text.kind(field_value)
+    elif event_time < 0:
+        fault = f"before 1970: {str(field_value)[:100]}"
+    elif event_time > LAST_EVENT_TIME_MS:
+        fault = f"after the year 9999: {str(field_value)[:100]}"
     else:
-        if reads_text and isinstance(field_value, str) and _NUMBER.fullmatch(field_value):
-            event_time: int | None = _whole(float(field_value), field_value, exponent)
-        else:
-            event_time = _milliseconds(field_value, paths, value, exponent, zone)
-        if event_time is None:
-            fault = f"not an ISO 8601 time: {str(field_value)[:100]!r}"
-        elif event_time < 0:
-            fault = f"before 1970: {str(field_value)[:100]}"
-        elif event_time > LAST_EVENT_TIME_MS:
-            fault = f"after the year 9999: {str(field_value)[:100]}"
-        else:
-            return event_time
+        return event_time
     raise _RefusedError(Reason.NO_EVENT_TIME, f"{paths_text(paths)} is {fault}")
 
 
@@ -572,20 +550,6 @@ def _avro_time(field_value: Any, exponent: int, zone: tzinfo) -> Any:
 
 
 _NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-
-
-def _milliseconds(
-    field_value: float | str,
-    paths: Sequence[Path],
-    value: bytes | None,
-    exponent: int,
-    zone: tzinfo,
-) -> int | None:
-    if isinstance(field_value, str):
-        return parse_iso_8601(field_value, zone)
-    if isinstance(field_value, int):
-        return int(field_value * 10**exponent) if exponent >= 0 else field_value // 10**-exponent
-    return _whole(field_value, json_text.number_text(field_value, paths, value), exponent)
 
 
 def _whole(number: float, text: str, exponent: int) -> int:
