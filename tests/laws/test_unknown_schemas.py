@@ -14,7 +14,7 @@ from watersmeet.core.avro_schema import EXCESS, UNKNOWN
 from watersmeet.engine import Engine
 from watersmeet.errors import UnknownWriterSchemaError
 from watersmeet.lake import tables
-from watersmeet.lake.schemas import given_up_schemas, known_schemas, unknown_schemas
+from watersmeet.lake.schemas import KeptSchemas
 from watersmeet.run import create_missing
 from watersmeet.running import writer_schemas
 from watersmeet.running.owner import Owner
@@ -73,7 +73,7 @@ def test_a_schema_is_waited_for_through_restarts_and_given_up_once_the_time_is_o
 
     first = started()
     assert [asked_at(minutes, first) for minutes in (0, 0.02, 5)] == [False, False, False]
-    assert unknown_schemas(engine.reader, "tracking") == {7: BEGIN_MS}
+    assert KeptSchemas(engine.reader, "tracking").waiting == {7: BEGIN_MS}
     assert engine.reader.select(tables.WRITER_SCHEMAS, ["writer_schema"]).num_rows == 1
     [warning] = [
         each["what"]
@@ -126,7 +126,7 @@ def test_a_source_takes_the_first_schemas_for_good_and_status_says_that_it_takes
         again.recover()
         assert again.allowed == frozenset([9, 20, 8])
         again.keep([9, 30, 1])
-    kept = known_schemas(engine.reader, "tracking")
+    kept = KeptSchemas(engine.reader, "tracking")
     assert [kept[each] for each in (9, 30)] == [f'"{"x" * 9}"', EXCESS]
     [said] = warnings_of(engine, settings)
     assert "records that were written with another one are refused" in said
@@ -141,7 +141,7 @@ def test_ids_that_no_registry_has_take_room_too(
     assert named == [False, False, True]
     schemas.recover()
     assert schemas.allowed == frozenset()
-    assert unknown_schemas(engine.reader, "tracking").keys() == {7, 8}
+    assert KeptSchemas(engine.reader, "tracking").waiting.keys() == {7, 8}
 
 
 def warnings_of(engine: Engine, settings: Settings) -> list[str]:
@@ -156,5 +156,5 @@ def test_a_given_up_schema_stays_so_whatever_the_clocks_of_hosts_say(
     for now_ms, text in ((BEGIN_MS, None), (BEGIN_MS - MINUTE_MS, UNKNOWN)):
         monkeypatch.setattr(writer_schemas, "now_ms", lambda now=now_ms: now)
         schemas._note({7: text})
-    assert unknown_schemas(engine.reader, "tracking") == {}
-    assert given_up_schemas(engine.reader, "tracking") == {7}
+    assert KeptSchemas(engine.reader, "tracking").waiting == {}
+    assert KeptSchemas(engine.reader, "tracking").given_up == {7}

@@ -35,7 +35,7 @@ from watersmeet.lake.inputs import by_input
 from watersmeet.lake.progress import last_batch, last_decisions
 from watersmeet.lake.published import count_behind_sink, count_to_publish, last_tails_in, topic_of
 from watersmeet.lake.quality import last_results
-from watersmeet.lake.schemas import FULL, schema_ids, unknown_schemas
+from watersmeet.lake.schemas import FULL, KeptSchemas
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.state import (
     UNKNOWN_TENANT,
@@ -389,7 +389,8 @@ def _schema_problems(reader: TableReader, settings: Settings) -> Iterator[Proble
     """
     for name in settings.registries:
         where = f"sources.{name}.registry"
-        for schema_id, since in unknown_schemas(reader, name).items():
+        kept = KeptSchemas(reader, name)
+        for schema_id, since in kept.waiting.items():
             yield Problem(
                 f"since {utc(since)} the registry does not have schema {schema_id}, which a record "
                 "was written with; the source waits for it, or its records are refused once "
@@ -398,7 +399,7 @@ def _schema_problems(reader: TableReader, settings: Settings) -> Iterator[Proble
                 "register it under this id; or set registry.unknown_after; or jump over the record "
                 "with `watersmeet reset`",
             )
-        if FULL in schema_ids(reader, name):
+        if FULL in kept:
             yield Problem(
                 f"the source has {MAX_SCHEMAS:,} schemas, or {MAX_SCHEMAS_BYTES // 2**20} MiB of "
                 "them: records that were written with another one are refused",

@@ -5,21 +5,42 @@ So silver never asks a registry.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from watersmeet.core.avro_schema import EXCESS, UNKNOWN, AvroSchema
+from watersmeet.core.columns import row_values
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.table_reader import Condition, TableReader
+from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 
 FULL: Final = -1
 """Id of the row that says that a source takes no further schemas."""
 
 
-class _Kept(dict[int, str]):
+class KeptSchemas(dict[int, str]):
+    """The schemas that the lake keeps of a source, by id; `UNKNOWN` for what the registry lacked.
+
+    Looking up any other id raises WatersmeetError, or returns `EXCESS` where the source takes no
+    further schemas: then it has `FULL`, too.
+    """
+
+    def __init__(self, reader: TableReader, source: str) -> None:
+        rows = [*_rows(reader, source)]
+        texts = {schema_id: text for schema_id, text, _ in rows if text}
+        super().__init__({schema_id: UNKNOWN for schema_id, _, _ in rows} | texts)
+        lacked = {schema_id for schema_id, text, _ in rows if text == UNKNOWN} - texts.keys()
+        self.given_up = lacked - {FULL}
+        """The ids that the source no longer waits for."""
+        self.waiting = {
+            schema_id: seen_at
+            for schema_id, _, seen_at in rows
+            if schema_id not in texts.keys() | lacked
+        }
+        """The ids that it waits for, each with the time since when (epoch ms)."""
+
     def __missing__(self, schema_id: int) -> str:
         if FULL in self:
             return EXCESS
@@ -30,61 +51,13 @@ class _Kept(dict[int, str]):
         )
 
 
-def known_schemas(
-    reader: TableReader, source: str, ids: Collection[int] | None = None
-) -> Mapping[int, str]:
-    """Return, by id, the schemas that the lake keeps of a source, or those of some ids.
-
-    One that the registry did not have is `UNKNOWN`. Looking up any other id raises WatersmeetError,
-    or returns `EXCESS` where the source takes no further schemas.
-    """
-    asked: list[Condition] = [] if ids is None else [("writer_schema", "in", sorted(ids))]
-    rows = _rows(reader, source, ["writer_schema", "schema"], *asked)
-    texts = {row["writer_schema"]: row["schema"] for row in rows if row["schema"]}
-    return _Kept({row["writer_schema"]: UNKNOWN for row in rows} | texts)
-
-
-def schema_ids(reader: TableReader, source: str, *conditions: Condition) -> set[int]:
-    """Return the ids of the schemas that the lake has of a source, or has waited for; and `FULL`
-    where it takes no further ones. Their rows meet all conditions.
-    """
-    return {row["writer_schema"] for row in _rows(reader, source, ["writer_schema"], *conditions)}
-
-
-def unknown_schemas(reader: TableReader, source: str) -> dict[int, int]:
-    """Return the ids of schemas that a source waits for, each with the time since when (epoch ms).
-
-    The registry lacks them so far.
-    """
-    waiting = _rows(reader, source, ["writer_schema", "seen_at"], ("schema", "is null", None))
-    over = schema_ids(reader, source, ("schema", "is not null", None)) if waiting else set[int]()
-    return {
-        row["writer_schema"]: row["seen_at"] for row in waiting if row["writer_schema"] not in over
-    }
-
-
-def given_up_schemas(reader: TableReader, source: str) -> set[int]:
-    """Return the ids of schemas that a source no longer waits for.
-
-    The registry did not have them.
-    """
-    known = schema_ids(reader, source, ("schema", "!=", UNKNOWN))
-    return schema_ids(reader, source, ("schema", "=", UNKNOWN)) - known - {FULL}
-
-
-def _rows(
-    reader: TableReader, source: str, columns: Sequence[str], *conditions: Condition
-) -> list[dict[str, Any]]:
-    """Return rows of `writer_schemas`.
-
-    Without a text, the registry lacks the schema, and it is waited for. With `UNKNOWN`, it no
-    longer is. A later row with a text holds in any case.
-    """
-    if not reader.exists(tables.WRITER_SCHEMAS):
-        return []
-    where: list[Condition] = [("source", "=", source), *conditions]
-    rows: list[dict[str, Any]] = reader.select(tables.WRITER_SCHEMAS, columns, [where]).to_pylist()
-    return rows
+def _rows(reader: TableReader, source: str) -> Iterator[tuple[int, str | None, int]]:
+    # Without a text, the registry lacks the schema, and it is waited for. With `UNKNOWN`, it no
+    # longer is. A row with a text holds in any case.
+    if reader.exists(tables.WRITER_SCHEMAS):
+        columns = ("writer_schema", "schema", "seen_at")
+        rows = reader.select(tables.WRITER_SCHEMAS, columns, [[("source", "=", source)]])
+        yield from row_values(rows, *columns)
 
 
 def avro_schemas(reader: TableReader, settings: Settings) -> dict[str, AvroSchema]:
@@ -96,7 +69,7 @@ def avro_schemas(reader: TableReader, settings: Settings) -> dict[str, AvroSchem
         name: source.avro_schema for name, source in settings.sources.items() if source.avro_schema
     }
     return {
-        name: replace(schema, writers=known_schemas(reader, name))
+        name: replace(schema, writers=KeptSchemas(reader, name))
         if name in settings.registries
         else schema
         for name, schema in schemas.items()

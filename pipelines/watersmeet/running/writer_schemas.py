@@ -10,14 +10,7 @@ from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES, UNKNOWN
 from watersmeet.errors import unknown_schema_of
 from watersmeet.kafka.registry import Registry
 from watersmeet.lake import tables
-from watersmeet.lake.schemas import (
-    FULL,
-    given_up_schemas,
-    known_schemas,
-    schema_ids,
-    unknown_schemas,
-)
-from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.schemas import FULL, KeptSchemas
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.settings import Settings
 
@@ -54,9 +47,10 @@ class WriterSchemas:
 
     def recover(self) -> None:
         """Read which schemas the lake has given up, and whether it takes further ones."""
+        kept = self._kept()
         if self._unknown_after_ms is not None:
-            self.given_up |= given_up_schemas(self._reader, self.source)
-        if FULL in self._learned():
+            self.given_up |= kept.given_up
+        if FULL in kept:
             self.allowed = frozenset(self._sizes)
 
     def keep(self, ids: Sequence[int]) -> None:
@@ -66,7 +60,7 @@ class WriterSchemas:
         """
         if self.allowed is not None or self._sizes.keys() >= {*ids}:
             return
-        known = self._learned()
+        known = {*self._kept()}
         registry = Registry(self.settings.registries[self.source], self.given_up)
         texts: dict[int, str | None] = {}
         size = sum(self._sizes.values())
@@ -92,13 +86,11 @@ class WriterSchemas:
             raise NoRoomError
         self._sizes |= {schema_id: len(text or "") for schema_id, text in texts.items()}
 
-    def _learned(self) -> set[int]:
-        """Learn the sizes of schemas that the lake keeps by now; return the ids of all its rows."""
-        ids = schema_ids(self._reader, self.source)
-        if new := ids - self._sizes.keys() - {FULL}:
-            texts = known_schemas(self._reader, self.source, new)
-            self._sizes |= {schema_id: len(text) for schema_id, text in texts.items() if text}
-        return ids
+    def _kept(self) -> KeptSchemas:
+        """Return the schemas that the lake keeps by now, and note their sizes."""
+        kept = KeptSchemas(self.owner.engine.reader, self.source)
+        self._sizes |= {schema_id: len(text) for schema_id, text in kept.items() if text}
+        return kept
 
     def note_failure(self, failure: Exception) -> bool:
         """Note which schema the registry did not have, and since when, if that was the failure.
@@ -114,9 +106,10 @@ class WriterSchemas:
         if schema_id in self.given_up:
             return True
         now = now_ms()
-        since = unknown_schemas(self._reader, self.source).get(schema_id)
+        kept = self._kept()
+        since = kept.waiting.get(schema_id)
         if since is None:
-            if len(self._learned()) >= MAX_SCHEMAS:
+            if len(kept) >= MAX_SCHEMAS:
                 self._note({FULL: UNKNOWN})
                 return True
             since = now
@@ -151,7 +144,3 @@ class WriterSchemas:
     @property
     def _unknown_after_ms(self) -> int | None:
         return self.settings.sources[self.source].unknown_after_ms
-
-    @property
-    def _reader(self) -> TableReader:
-        return self.owner.engine.reader
