@@ -65,8 +65,7 @@ def typed_values(
         )
     if not pa.types.is_struct(value_type):
         return values.cast(value_type)
-    integers = _integers(value_type)
-    fit = fitter(value_type)
+    fit = fitter(value_type, _exact_int64)
     structs = []
     # What a piece becomes may take many times its bytes. Only a single value may have more of them
     # than are parsed beside others (`core.items`).
@@ -74,7 +73,7 @@ def typed_values(
         texts = values[first:last].to_numpy(zero_copy_only=False).tolist()
         with in_turn(sum(len(text or b"") for text in texts)):
             if decode is None:
-                structs.append(_structs(texts, value_type, integers, fit, all_fit))
+                structs.append(_structs(texts, value_type, fit, all_fit))
             else:
                 placed = zip(texts, places, strict=False)  # `places` goes on
                 values_of = [None if t is None else decode(t, *place) for t, place in placed]
@@ -82,76 +81,32 @@ def typed_values(
     return pa.concat_arrays(structs) if structs else pa.array([], value_type)
 
 
-_Integers: TypeAlias = "dict[str, _Integers] | list[_Integers] | tuple[_Integers] | bool | None"
-"""The places where a type has integers: a dict by field, a list with those of its items, a tuple
-with those of a map's values, or True for an integer; None where it has none.
-"""
-
 _Fit: TypeAlias = Callable[[Any], Any]
 _FRACTION_OR_EXPONENT = re.compile(rb"[0-9][.eE]")
 
 
-def _integers(kind: pa.DataType) -> _Integers:
-    if pa.types.is_struct(kind):
-        return {field.name: inner for field in kind if (inner := _integers(field.type))} or None
-    if pa.types.is_list(kind):
-        return [inner] if (inner := _integers(kind.value_type)) else None
-    if pa.types.is_map(kind):
-        return (inner,) if (inner := _integers(kind.item_type)) else None
-    return kind == pa.int64() or None
+class _InexactError(Exception):
+    """A double stands for an integer, and may hide what it was spelled as."""
 
 
-def _structs(
-    texts: list[bytes | None], kind: pa.DataType, integers: _Integers, fit: _Fit, all_fit: bool
-) -> pa.Array:
-    documents = [None if text is None else orjson.loads(text) for text in texts]
-    for row, text in enumerate(texts):
-        # Without a fraction, a double may be an integer beyond 64 bits, which does not fit.
-        if (
-            text
-            and (not all_fit or _FRACTION_OR_EXPONENT.search(text))
-            and _has_fractional_integer(documents[row], integers)
-        ):
-            documents[row] = fit(json.loads(text, parse_float=Decimal))
+def _structs(texts: list[bytes | None], kind: pa.DataType, fit: _Fit, all_fit: bool) -> pa.Array:
+    def document(text: bytes | None) -> Any:
+        if text is None:
+            return None
+        found = orjson.loads(text)
+        if all_fit and not _FRACTION_OR_EXPONENT.search(text):
+            return found
+        try:
+            return fit(found)
+        except _InexactError:
+            return fit(json.loads(text, parse_float=Decimal))
+
+    documents = [*map(document, texts)]
     if all_fit:
         with suppress(pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # an integer as a double
             return pa.array(documents, kind)
-    return pa.array([document and fit(document) for document in documents], kind)
-
-
-def fitter(kind: pa.DataType) -> _Fit:
-    """Return the function that brings a value to a type: with null for what it lacks, and for what
-    is of another type, as JSON tells types apart.
-
-    A whole number of 64 bits is an integer; one that is a double is none, and a Decimal, as JSON is
-    read where that matters, is exact.
-    """
-    if pa.types.is_struct(kind):
-        fields = [(field.name, fitter(field.type)) for field in kind]
-        return lambda value: (
-            {name: fit(value.get(name)) for name, fit in fields}
-            if isinstance(value, dict)
-            else None
-        )
-    if pa.types.is_map(kind) or pa.types.is_list(kind):
-        return _fitter_of_items(kind)
-    if kind == pa.int64():
-        return _int64
-    if kind == pa.float64():
-        return lambda value: float(value) if type(value) in (int, float, Decimal) else None
-    if (expected := {pa.string(): str, pa.bool_(): bool}.get(kind)) is not None:
-        return lambda value: value if isinstance(value, expected) else None
-    return partial(_scalar, kind=kind)
-
-
-def _fitter_of_items(kind: pa.DataType) -> _Fit:
-    if pa.types.is_map(kind):
-        fit = fitter(kind.item_type)
-        return lambda value: (
-            {name: fit(item) for name, item in value.items()} if isinstance(value, dict) else None
-        )
-    fit = fitter(kind.value_type)
-    return lambda value: [fit(item) for item in value] if isinstance(value, list) else None
+        documents = [document and fit(document) for document in documents]
+    return pa.array(documents, kind)
 
 
 def _int64(value: Any) -> int | None:
@@ -161,24 +116,49 @@ def _int64(value: Any) -> int | None:
     return value if type(value) is int and -(2**63) <= value < 2**63 else None
 
 
+def _exact_int64(value: Any) -> int | None:
+    if type(value) is float:
+        raise _InexactError
+    return _int64(value)
+
+
+def fitter(kind: pa.DataType, of_int64: _Fit = _int64) -> _Fit:
+    """Return the function that brings a value to a type: with null for what it lacks, and for what
+    is of another type, as JSON tells types apart.
+
+    A whole number of 64 bits is an integer; one that is a double is none, and a Decimal, as JSON is
+    read where that matters, is exact. `of_int64` is the function that brings a value to int64.
+    """
+    if pa.types.is_struct(kind):
+        fields = [(field.name, fitter(field.type, of_int64)) for field in kind]
+        return lambda value: (
+            {name: fit(value.get(name)) for name, fit in fields}
+            if isinstance(value, dict)
+            else None
+        )
+    if pa.types.is_map(kind):
+        fit = fitter(kind.item_type, of_int64)
+        return lambda value: (
+            {name: fit(item) for name, item in value.items()} if isinstance(value, dict) else None
+        )
+    if pa.types.is_list(kind):
+        fit = fitter(kind.value_type, of_int64)
+        return lambda value: [fit(item) for item in value] if isinstance(value, list) else None
+    if kind == pa.int64():
+        return of_int64
+    if kind == pa.float64():
+        return lambda value: float(value) if type(value) in (int, float, Decimal) else None
+    if (expected := {pa.string(): str, pa.bool_(): bool}.get(kind)) is not None:
+        return lambda value: value if isinstance(value, expected) else None
+    return partial(_scalar, kind=kind)
+
+
 def _scalar(value: Any, kind: pa.DataType) -> Any:  # of Avro
     try:
         pa.scalar(value, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return None
     return value
-
-
-def _has_fractional_integer(value: Any, where: _Integers) -> bool:
-    if where is True:
-        return type(value) is float
-    if isinstance(where, list):
-        return isinstance(value, list) and any(_has_fractional_integer(v, where[0]) for v in value)
-    if not where or not isinstance(value, dict):
-        return False
-    if isinstance(where, tuple):
-        return any(_has_fractional_integer(item, where[0]) for item in value.values())
-    return any(_has_fractional_integer(value.get(name), inner) for name, inner in where.items())
 
 
 # -- from columns to JSON
