@@ -75,21 +75,20 @@ def counter_of_lists(kind: pa.DataType) -> _CountIn | None:
         return lambda value: (
             sum(count(value.get(name)) for name, count in counts.items()) if value else 0
         )
-    if pa.types.is_list(kind):
-        item = kind.value_type
-        return _of_list(slots_of(item), counter_of_lists(item), is_map=False)
-    if pa.types.is_map(kind):
-        item = kind.item_type
-        return _of_list(1 + slots_of(item), counter_of_lists(item), is_map=True)
-    return None
+    if not pa.types.is_list(kind) and not pa.types.is_map(kind):
+        return None
+    is_map = pa.types.is_map(kind)
+    item = kind.item_type if is_map else kind.value_type
+    slots: int = slots_of(item) + is_map
+    of_item = counter_of_lists(item)
 
+    def count_items(value: Any) -> int:
+        if not value:
+            return 0
+        inside = 0 if of_item is None else sum(map(of_item, value.values() if is_map else value))
+        return slots * len(value) + inside
 
-def _of_list(slots: int, of_item: _CountIn | None, *, is_map: bool) -> _CountIn:
-    if of_item is None:
-        return lambda value: slots * len(value) if value else 0
-    if is_map:
-        return lambda value: slots * len(value) + sum(map(of_item, value.values())) if value else 0
-    return lambda value: slots * len(value) + sum(map(of_item, value)) if value else 0
+    return count_items
 
 
 # -- Avro
