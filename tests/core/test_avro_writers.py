@@ -183,6 +183,18 @@ def test_a_field_that_was_not_written_has_its_default(
             "a field was written with another type than the schema has",
         ),
         (
+            logical("int", "time-millis"),
+            logical("int", "date"),
+            AT.time(),
+            "a field was written with another type than the schema has",
+        ),
+        (
+            logical("long", "time-micros"),
+            logical("long", "local-timestamp-micros"),
+            AT.time(),
+            "a field was written with another type than the schema has",
+        ),
+        (
             decimal(6, 3),
             decimal(4, 1),
             Decimal("1.501"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 from uuid import UUID
 
 import pyarrow as pa
@@ -45,6 +45,8 @@ LOCAL: Final = timezone(timedelta(0), "local")
 """The zone of a time that was written without one; it counts as UTC. Its identity tells it."""
 
 _EXACT: Final = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
+
+_OTHER_TYPE: Final = "a field was written with another type than the schema has"
 
 UNITS_US: Final = {"millis": 1000, "micros": 1}
 
@@ -178,7 +180,7 @@ def _checked(of_python: type, value: Any) -> Any:
         return float(value)
     if of_python is bytes and isinstance(value, str):
         return _default_bytes(value)
-    raise UndecodableError("a field was written with another type than the schema has")
+    raise UndecodableError(_OTHER_TYPE)
 
 
 def _default_bytes(text: str) -> bytes:
@@ -240,17 +242,25 @@ def _time_text(unit_us: int, value: time | int) -> str:
     return value.isoformat("microseconds")
 
 
-def _date(value: date | int) -> date:
-    return EPOCH.date() + timedelta(days=value) if isinstance(value, int) else value
-
-
-def _timestamp(unit: str, zone: timezone, value: datetime | int) -> datetime:
+def _date(value: Any) -> date:
     if isinstance(value, int):
-        if unit == "nanos":
-            value = _read_nanoseconds(value)
-        else:
-            value = EPOCH + timedelta(microseconds=value * UNITS_US[unit])
-    return value if value.tzinfo is zone else value.replace(tzinfo=zone)
+        return EPOCH.date() + timedelta(days=value)
+    _refuse_time(value)
+    return cast(date, value)
+
+
+def _timestamp(unit: str, zone: timezone, value: Any) -> datetime:
+    if isinstance(value, int):
+        microseconds = value // 1000 if unit == "nanos" else value * UNITS_US[unit]
+        value = EPOCH + timedelta(microseconds=microseconds)
+    _refuse_time(value)
+    return cast(datetime, value if value.tzinfo is zone else value.replace(tzinfo=zone))
+
+
+def _refuse_time(value: date | time) -> None:
+    # The writer's schema may have a time of day where this one has a day.
+    if isinstance(value, time):
+        raise UndecodableError(_OTHER_TYPE)
 
 
 def _uuid_text(value: bytes | str) -> str:
