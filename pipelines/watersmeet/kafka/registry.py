@@ -1,7 +1,7 @@
 """Schemas in a registry of Confluent's API.
 
 The registry is not trusted with this process's time and memory: another process asks it
-(`registry_client`), and is ended where the answer takes too long.
+(`registry_client`), and ends where the answer takes too long.
 """
 
 from __future__ import annotations
@@ -201,10 +201,10 @@ class _Helper:
                     env={**os.environ, "MALLOC_ARENA_MAX": "1"},
                 )
                 import_paths = [str(Path(path).absolute()) for path in sys.path if path]
-                started = self._say(self._process, import_paths, _START_S)
+                started = self._say(self._process, import_paths)
                 if started != {}:
                     return started
-            answer = self._say(self._process, question, DEADLINE_S)
+            answer = self._say(self._process, question)
             if answer is None or answer.get("trouble") == TOO_LARGE:
                 self._process.kill()
                 self._process.wait()
@@ -212,25 +212,19 @@ class _Helper:
             return answer
 
     @staticmethod
-    def _say(process: subprocess.Popen[str], line: Any, limit_s: float) -> dict[str, Any] | None:
-        # None where the process has ended, also by this limit.
-        reader = cast(IO[str], process.stdin)
+    def _say(process: subprocess.Popen[str], line: Any) -> dict[str, Any] | None:
+        # None where the process has ended, also by its own deadline.
+        questions = cast(IO[str], process.stdin)
         answers = cast(IO[str], process.stdout)
-        end = threading.Timer(limit_s, process.kill)
-        end.daemon = True
-        end.start()
         try:
-            reader.write(json.dumps(line) + "\n")
-            reader.flush()
+            questions.write(json.dumps(line) + "\n")
+            questions.flush()
             reply = answers.readline()
-            return dict(json.loads(reply)) if reply.endswith("\n") else None
         except OSError:
             return None
-        finally:
-            end.cancel()
+        return dict(json.loads(reply)) if reply.endswith("\n") else None
 
 
-_START_S: Final = 60.0
 _helpers: dict[int, _Helper] = {}
 """The helper of each process, by its id: a helper does not survive a fork."""
 

@@ -1,8 +1,8 @@
 """The process that asks a schema registry, by confluent-kafka's own client, and nothing else.
 
 The client sets no bounds to an answer: it reads a body of any size, unpacks it, and waits as long
-as a byte comes now and then. So the process has a limit of memory, and whoever has started it ends
-it after the deadline (`registry`). Questions and answers are lines of JSON; it ends with its input.
+as a byte comes now and then. So the process has a limit of memory, and an alarm ends it after the
+deadline. Questions and answers are lines of JSON; it ends with its input.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import resource
 import signal
 import ssl
 import sys
-import threading
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +26,7 @@ TOO_LARGE: Final = "its answer is too large"
 MAX_REFERENCES: Final = 100
 """Maximum number of other schemas that a schema may refer to, directly and through others."""
 
+_START_S: Final = 60
 _clients: dict[str, Any] = {}
 
 
@@ -34,6 +34,7 @@ def main() -> None:
     """Answer the questions on standard input until that ends."""
     for number in (signal.SIGINT, signal.SIGTERM):  # it ends with its owner
         signal.signal(number, signal.SIG_IGN)
+    signal.alarm(_START_S)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
     try:
@@ -43,13 +44,13 @@ def main() -> None:
         return
     _limit_memory()
     print(json.dumps({}), file=answers, flush=True)
-
-    def work(line: str) -> None:
-        # Beside the thread that notices the end of the input.
-        print(json.dumps(_answer(**json.loads(line))), file=answers, flush=True)
-
+    signal.alarm(0)
     for line in sys.stdin:
-        threading.Thread(target=work, args=[line], daemon=True).start()
+        question = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, question["timeout_s"])
+        answer = _answer(**question)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 class OptionsError(Exception):
