@@ -6,7 +6,7 @@ quite ordinary is left to `core.reading`, which alone knows why a record is refu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timezone, tzinfo
 from functools import lru_cache
 from operator import attrgetter
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _Scalar: TypeAlias = str | int | float | bool | None
 _Values: TypeAlias = list[_Scalar]
-_Names: TypeAlias = "dict[str, _Names]"
 
 _REFUSED: Final = b""
 """Stands for a value that no decoder takes."""
@@ -87,8 +86,9 @@ def _column_reader(rules: ReadingRules) -> ColumnReader | None:
     ids = (rules.id,) if rules.id else ()
     max_future_ms = min(rules.max_future_ms, LAST_EVENT_TIME_MS)
     keys = [path for paths in rules.keys for path in paths]
-    fields = _Fields.of([*keys, *rules.event_times, *marks, *tenants, *ids])
-    if fields is None:
+    try:
+        fields = _Fields([*keys, *rules.event_times, *marks, *tenants, *ids])
+    except ValueError:
         return None
     times_of = _times_reader(rules, fields)
 
@@ -145,28 +145,11 @@ def _times_reader(rules: ReadingRules, fields: _Fields) -> Callable[..., Int64s]
 class _Fields:
     """Decoder of a value's fields at some paths. They may hold anything but objects and arrays."""
 
-    def __init__(self, names: _Names) -> None:
-        kind = _struct(names)
-        self._names = names
+    def __init__(self, paths: Sequence[Path]) -> None:
+        kind, self._places = _struct(paths)
         self._decode = msgspec.json.Decoder(kind).decode
         self.nothing = kind()
         """What `decode` returns for a value that is left."""
-
-    @classmethod
-    def of(cls, paths: Sequence[Path]) -> _Fields | None:
-        # None where no struct has such fields.
-        names: _Names = {}
-        ends: list[_Names] = []
-        for path in paths:
-            inside = names
-            for name in path:
-                inside = inside.setdefault(name, {})
-            ends.append(inside)
-        is_both = any(ends)
-        try:
-            return None if is_both else cls(names)
-        except ValueError:  # a name with a quote, a backslash or a control character
-            return None
 
     def decode(self, column: pa.Array) -> list[msgspec.Struct]:
         # `nothing` for a value that is left.
@@ -192,32 +175,32 @@ class _Fields:
 
     def values(self, documents: Sequence[msgspec.Struct], paths: Sequence[Path]) -> _Values:
         # At the first path with a value that is not null; else null.
-        first, *others = (list(map(attrgetter(self._name(path)), documents)) for path in paths)
+        first, *others = (list(map(attrgetter(self._places[path]), documents)) for path in paths)
         for other in others:
             first = [b if a is None else a for a, b in zip(first, other, strict=True)]
         return first
 
-    def _name(self, path: Path) -> str:
-        numbers = []
-        inside = self._names
-        for name in path:
-            numbers.append(_field(list(inside).index(name)))
-            inside = inside[name]
-        return ".".join(numbers)
 
-
-def _struct(names: _Names) -> type[msgspec.Struct]:
+def _struct(paths: Iterable[Path]) -> tuple[type[msgspec.Struct], dict[Path, str]]:
+    # With where each path leads to in it. Raises ValueError where no struct has such fields: one
+    # path leads into another, or a name has a quote, a backslash or a control character.
+    inside: dict[str, list[Path]] = {}
+    for name, *rest in paths:
+        inside.setdefault(name, []).append(tuple(rest))
     fields: list[tuple[str, Any, Any]] = []
-    for number, inside in enumerate(names.values()):
-        kind: Any = _struct(inside) if inside else _Scalar
-        default = msgspec.field(default_factory=kind) if inside else None
-        fields.append((_field(number), kind, default))
-    renamed = {_field(number): name for number, name in enumerate(names)}
-    return msgspec.defstruct("Fields", fields, rename=renamed, gc=False)
-
-
-def _field(number: int) -> str:
-    return f"f{number}"
+    renamed = {}
+    places: dict[Path, str] = {}
+    for number, (name, rests) in enumerate(inside.items()):
+        field = f"f{number}"
+        renamed[field] = name
+        if not any(rests):
+            fields.append((field, _Scalar, None))
+            places[(name,)] = field
+            continue
+        kind, ends = _struct(rests)
+        fields.append((field, kind, msgspec.field(default_factory=kind)))
+        places |= {(name, *rest): f"{field}.{end}" for rest, end in ends.items()}
+    return msgspec.defstruct("Fields", fields, rename=renamed, gc=False), places
 
 
 def utf8(column: pa.Array) -> pa.Array:
