@@ -63,7 +63,6 @@ OPEN_TO: Mapping[str, frozenset[str]] = {
 # A schema that cannot be a column's type is an error in the configuration.
 EXCEPTIONS = frozenset(
     [
-        ("core.avro_schema", "errors"),  # a schema that cannot be a column's type, as in the next
         (
             "core.json_schema",
             "errors",

@@ -23,11 +23,10 @@ from fastavro.read import SchemaResolutionError
 from watersmeet.core.avro_columns import column_of
 from watersmeet.core.avro_types import AvroType, Parsed, parsed
 from watersmeet.core.items import TOO_MANY, many_items
-from watersmeet.core.json_schema import UnfitError
+from watersmeet.core.json_schema import UnfitError, fitting
 from watersmeet.core.json_text import UndecodableError
 from watersmeet.core.recent import Recent
 from watersmeet.core.values import fitter, number_text
-from watersmeet.errors import ConfigurationError
 
 Decode: TypeAlias = Callable[..., dict[str, Any]]
 """A function from a value (bytes or None) to its fields, as the column takes them. Partition and
@@ -164,20 +163,14 @@ def avro_schema(text: bytes, path: Path, writers: Mapping[int, str] | None = Non
     `writers`: see `AvroSchema`. Raises ConfigurationError where it is no Avro schema, does not give
     every field exactly one column type, or is not safe to decode values with.
     """
-    try:
-        document = orjson.loads(text)
+
+    def schema_of(document: Any) -> AvroSchema:
         column = column_of(parsed(document).type)
         bounded(text)
-        return AvroSchema(
-            orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), column.type, writers
-        )
-    except orjson.JSONDecodeError as error:
-        unfit = UnfitError(f"is no JSON document ({error})", "write an Avro schema")
-    except UnfitError as error:
-        unfit = error
-    except UnsafeError as error:
-        unfit = UnfitError(str(error), "")
-    raise ConfigurationError(f"{path}: {unfit.what}", fix=unfit.fix)
+        sorted_text = orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
+        return AvroSchema(sorted_text, column.type, writers)
+
+    return fitting(schema_of, text, path, "an Avro schema")
 
 
 def self_contained(text: str, references: Sequence[str]) -> str:
@@ -311,8 +304,11 @@ def _why(error: Exception) -> str:
     return next(reasons, type(error).__name__)
 
 
-class UnsafeError(Exception):
+class UnsafeError(UnfitError):
     """Error for a schema whose values are not safe to decode. The message says what it has."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "")
 
 
 def bounded(text: str | bytes) -> Parsed:

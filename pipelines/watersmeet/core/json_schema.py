@@ -7,7 +7,7 @@ counts 1.0 and 1e3 as integers: a reader of an int64 field must accept those spe
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 import jsonschema_rs
@@ -40,6 +40,8 @@ LONGEST_VIOLATION: Final = 300
 _REFERENCES: Final = frozenset(["$ref", "$dynamicRef", "$recursiveRef"])
 _LITERAL_KEYWORDS: Final = frozenset(["const", "enum", "default", "examples"])
 _OR_KEEP_TEXT: Final = ", or leave out `schema` to keep values as JSON text"
+
+_S = TypeVar("_S")
 
 _LITERAL_TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
@@ -90,10 +92,18 @@ def value_schema(text: bytes, path: Path) -> ValueSchema:
     Raises ConfigurationError where it is not a valid schema, refers to another document, or does
     not give every field exactly one column type.
     """
+    return fitting(_value_schema, text, path, "a JSON Schema")
+
+
+def fitting(schema_of: Callable[[Any], _S], text: bytes, path: Path, kind: str) -> _S:
+    """Return the schema of the JSON document in the file at `path`, which should be of this kind.
+
+    Raises ConfigurationError where `schema_of` raises UnfitError, or it is no JSON document.
+    """
     try:
-        return _value_schema(orjson.loads(text))
+        return schema_of(orjson.loads(text))
     except orjson.JSONDecodeError as error:
-        unfit = UnfitError(f"is no JSON document ({error})", "write a JSON Schema")
+        unfit = UnfitError(f"is no JSON document ({error})", f"write {kind}")
     except UnfitError as error:
         unfit = error
     raise ConfigurationError(f"{path}: {unfit.what}", fix=unfit.fix)
