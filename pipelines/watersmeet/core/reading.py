@@ -328,8 +328,8 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     parse = _parser(rules)
     key_of = _key_reader(rules)
     event_time_of = _event_time_reader(rules)
-    tenant_of = _tenant_reader(rules)
-    id_of = _id_reader(rules)
+    tenant_of = _text_reader(rules, rules.tenant)
+    id_of = _text_reader(rules, rules.id)
     is_heartbeat = _test(rules.heartbeat)
 
     def look(
@@ -346,7 +346,7 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
                 is_marked = is_heartbeat is not None and is_heartbeat(document)
                 is_beat = is_marked or not is_own
                 merge_key = None if is_beat else key_of(document, value, key)
-                tenant = tenant_of(document, value, is_optional=is_marked)
+                tenant = tenant_of(document, value, None if is_marked else Reason.NO_TENANT)
                 event_time = event_time_of(document, value, kafka_time)
                 record_id = None if is_beat else id_of(document, value)
         except UndecodableError as error:
@@ -422,26 +422,22 @@ def _event_time_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes |
     return event_time_of
 
 
-def _tenant_reader(rules: ReadingRules) -> Callable[..., str | None]:
-    paths = (rules.tenant or (),)
+def _text_reader(rules: ReadingRules, path: Path | None) -> Callable[..., str | None]:
+    # The function finds the text at a path, if there is one: a record may have none where no reason
+    # for its refusal is given.
+    paths = (path or (),)
     find = _finder(rules, paths, as_text)
 
-    def tenant_of(
-        document: dict[str, Any], value: bytes | None, *, is_optional: bool
+    def text_of(
+        document: dict[str, Any], value: bytes | None, reason: Reason | None = None
     ) -> str | None:
-        if rules.tenant is None:
+        if not path:
             return None
-        if is_optional:
+        if reason is None:
             return _text(find(document), paths, value)
-        return _required(find(document), paths, value, Reason.NO_TENANT)
+        return _required(find(document), paths, value, reason)
 
-    return tenant_of
-
-
-def _id_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes | None], str | None]:
-    paths = (rules.id or (),)
-    find = _finder(rules, paths, as_text)
-    return lambda document, value: _text(find(document), paths, value) if rules.id else None
+    return text_of
 
 
 def _test(
