@@ -1,23 +1,24 @@
 """Dry run: applies a configuration's rules to records, without Kafka and without a lake.
 
-Every decision is made by the functions that the layers call. The records are one batch, since the
-output does not depend on how the input is cut. With `close`, time goes on after the last record
-until every merge record has timed out, as if every source sent a heartbeat from far ahead.
+The records are written as bronze of a lake in a temporary folder, and silver merges them there.
+With `close`, time goes on after the last record until every merge record has timed out, as if every
+source sent a heartbeat from far ahead.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple, TypeAlias
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,40 +27,35 @@ from watersmeet.audit.validate import check_expressions
 from watersmeet.avro_json import UnencodableError, encoder
 from watersmeet.configuration.file import known_instead
 from watersmeet.core import sequence as sequences
-from watersmeet.core.avro_schema import AvroSchema
-from watersmeet.core.clocks import Clocks, clocks_of
-from watersmeet.core.columns import MAX_TIME, row_values
-from watersmeet.core.corrections import LateRules, as_silver, correct, settled
+from watersmeet.core.columns import row_values
+from watersmeet.core.corrections import as_silver
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId, input_of_part, of_source
-from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied, merge
-from watersmeet.core.plan import NOTHING_AVAILABLE, Available, Cursor, TopicPartition, plan_batch
+from watersmeet.core.plan import Cursor, TopicPartition
 from watersmeet.core.reading import KAFKA, read_records
-from watersmeet.core.repeated import ID as RECORD_ID
 from watersmeet.core.sequence import CORRECTED, ID, LATE, MERGED, SEQ, VERSION
 from watersmeet.core.sequence import TENANT as TENANT_HEADER
-from watersmeet.core.silver import in_silver, with_status
-from watersmeet.core.state import State
+from watersmeet.core.silver import with_status
 from watersmeet.core.times import epoch_ms
 from watersmeet.core.types import DUE, TENANT
+from watersmeet.engine.choice import create_tables, open_engine
 from watersmeet.errors import ConfigurationError
-from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
-from watersmeet.lake.inputs import by_input, topic_partition
+from watersmeet.lake.history import Generation, generation_body
+from watersmeet.lake.identity import begin_epoch
+from watersmeet.lake.inputs import topic_partition
+from watersmeet.lake.journal import BEGIN, decide
 from watersmeet.lake.table_reader import normalise
 from watersmeet.lake.views import views
-from watersmeet.running.correcting import validated_corrections, without
 from watersmeet.running.lake_sequence import values_under
-from watersmeet.running.planning import batch_of, by_partition
-from watersmeet.settings import Settings, load_settings
+from watersmeet.running.owner import Owner
+from watersmeet.settings import KeepSettings, Settings, load_settings
+from watersmeet.silver import Silver
 
 LARGEST_PARTITION: Final = 2**31 - 1
 LARGEST_TIME_MS: Final = 2**53
 
 _FIELDS: Final = ["source", "partition", "key", "value", "timestamp", "headers"]
-_AT_END: Final = 1
-"""Number of the batch in which time goes on after the last record."""
-
 _RECORD: Final = ("merge_key", *TENANT.names, "event_time")
 """Columns of a record that is not published."""
 
@@ -157,11 +153,7 @@ def _tried(
     settings = configuration
     if not isinstance(settings, Settings):
         settings = load_settings(Path(settings))
-    avro = {
-        name: replace(schema, writers=None)
-        for name, source in settings.sources.items()
-        if (schema := source.avro_schema)
-    }
+    settings = _without_registries(settings)
     for what, where, fix in check_expressions(settings):
         raise ConfigurationError(what, where=where, fix=fix)
     rows: dict[InputId, list[tuple[Any, ...]]] = {i: [] for i in settings.inputs}
@@ -176,7 +168,16 @@ def _tried(
         for reader in (i for i in settings.inputs if i.topic == topic):
             lines[reader, partition, offset] = number
             rows[reader].append((topic, partition, offset, kafka_time, 0, *fields))
-    return DryRun(settings, _bronze(settings, rows, avro), lines, avro).run(close=close)
+    return DryRun(settings, _bronze(settings, rows), lines).run(close=close)
+
+
+def _without_registries(settings: Settings) -> Settings:
+    # Values are encoded with the source's own schema.
+    sources = {
+        name: source.changed(registry=None) if source.registry else source
+        for name, source in settings.sources.items()
+    }
+    return settings.model_copy(update={"sources": sources})
 
 
 # -- what is sent
@@ -294,11 +295,7 @@ def _bytes(name: str, value: object) -> bytes | None:
         raise _wrong(f"`{name}` cannot be sent ({error})", "write it as text") from None
 
 
-def _bronze(
-    settings: Settings,
-    rows: Mapping[InputId, list[tuple[Any, ...]]],
-    avro: Mapping[str, AvroSchema],
-) -> pa.Table:
+def _bronze(settings: Settings, rows: Mapping[InputId, list[tuple[Any, ...]]]) -> pa.Table:
     records = []
     for (source, _), input_rows in rows.items():
         columns = list(zip(*input_rows, strict=True)) or [()] * len(KAFKA)
@@ -306,8 +303,7 @@ def _bronze(
             [pa.array(column, kind) for column, kind in zip(columns, KAFKA.types, strict=True)],
             schema=KAFKA,
         )
-        rules = settings.reading_rules(source)
-        read = read_records(kafka, replace(rules, schema=avro.get(source, rules.schema)))
+        read = read_records(kafka, settings.reading_rules(source))
         records.append(read.append_column("source", pa.repeat(pa.scalar(source), len(read))))
     return pa.concat_tables(records)
 
@@ -315,60 +311,60 @@ def _bronze(
 # -- what comes out
 
 
+@contextmanager
+def _silver(settings: Settings, bronze: pa.Table, partitions: Sequence[int]) -> Iterator[Silver]:
+    # Of a lake that has begun, and has these records in bronze.
+    with TemporaryDirectory(prefix="watersmeet-") as folder:
+        own = {"lake": folder, "engine": "embedded", "durable": False, "keep": KeepSettings()}
+        settings = settings.model_copy(update=own)
+        engine = open_engine(settings)
+        create_tables(engine)
+        begin_epoch(engine.reader, engine.append, settings, 0)
+        starts = {TopicPartition(i, p): 0 for i in settings.inputs for p in partitions or [0]}
+        body = generation_body(Generation(0, 0, starts, {}))
+        decide(engine.reader, engine.append, BEGIN, lambda: body, 0)
+        for source in settings.sources:
+            its = bronze.filter(pc.equal(bronze["source"], source))
+            engine.append(tables.bronze(source), its)
+        yield Silver(Owner(engine), settings, len(partitions))
+
+
 @dataclass(frozen=True)
 class DryRun:
     """A dry run of some records.
 
-    `bronze`: the records, with the column `source`. `lines`: the line of each. `avro`: the schemas
-    of bare Avro, by source.
+    `bronze`: the records, with the column `source`. `lines`: the line of each.
     """
 
     settings: Settings
     bronze: pa.Table
     lines: Mapping[RecordPlace, int]
-    avro: Mapping[str, AvroSchema]
 
     def run(self, *, close: bool) -> dict[str, Any]:
         """Return what `try_records` does."""
         partitions = sorted({partition for _, partition, _ in self.lines})
-        every = [TopicPartition(i, p) for i in self.settings.inputs for p in partitions]
-        silver = tables.silver_columns(self.settings).empty_table()
-        rules = self.settings.merge.rules
-        state = State(0, dict.fromkeys(every, Cursor()), {}, rules)
-        clocks = {}
-        for number in range(1 + close):
-            idle = self._far_ahead(state.cursors) if number == _AT_END else {}
-            state = state.deciding(
-                (tp, decision) for tp, beats in idle.items() for decision in beats
-            )
-            available = self._available(state)
-            plan = plan_batch(number, state.cursors, available, state.clocks, rules)
-            if plan is not None:
-                batch = batch_of(plan, self.settings, state, self.avro, self.settings)
-                is_unfinished = pc.is_in(silver["status"], pa.array(tables.UNFINISHED))
-                unfinished = silver.filter(is_unfinished)
-                records = self._timed
-                moved = clocks_of(batch.rules, plan, batch.idle, records, state.heads)
-                changed = merge(records, unfinished, batch, heads=state.heads)
-                state = state.after(plan, moved)
-                expressions = Expressions.of(self.settings)
-                changed = expressions.validated(changed)
-                expressions.warn_of(changed)
-                finished = silver.filter(pc.invert(is_unfinished))
-                silver = pa.concat_tables([finished, applied(unfinished, changed)])
-                silver = pa.concat_tables([silver, *self._corrected(silver, moved, batch)])
-            clocks[number] = state.clocks
+        with _silver(self.settings, self.bronze, partitions) as merging:
+            deque(merging.drain(), 0)
+            planner = merging.recover()
+            last = planner.state
+            if close:
+                planner.state = last.deciding(self._far_ahead(last.cursors))
+                deque(merging.drain(), 0)
+            cursors = merging.recover().state.cursors
+            columns = tables.silver_columns(self.settings).names
+            silver = merging.owner.engine.reader.rows(tables.SILVER, columns)
         silver = silver.sort_by(
             [(name, "ascending") for name in ("partition", "event_time", "tenant", "merge_key")]
         )
-        corrections = self._corrections(silver)
+        of_correction = views(self.settings)[tables.CORRECTIONS].schema.names
+        corrections = with_status(silver, "correction").select(of_correction)
         is_refused = pc.equal(corrections["version"], 0)
         is_merge_record = pc.is_in(silver["status"], pa.array(tables.statuses_of(tables.MERGED)))
         of_duplicate = (*_RECORD, "id", "of_offset", "is_late")
         is_quarantined = pc.is_valid(self.bronze["reason"])
         return {
-            "clocks": [{"partition": p, "clock": clocks[0].get(p)} for p in partitions],
-            "records": self._records(silver.filter(is_merge_record)),
+            "clocks": [{"partition": p, "clock": last.clocks.get(p)} for p in partitions],
+            "records": self._records(silver.filter(is_merge_record), last.next_batch),
             "messages": list(self._messages(MERGED, with_status(silver, "timed_out"))),
             "corrections": list(self._messages(CORRECTED, corrections)),
             "late": self._described(with_status(silver, "late"), *_RECORD, "position"),
@@ -376,69 +372,30 @@ class DryRun:
             "duplicates": self._described(with_status(silver, "duplicate"), *of_duplicate),
             "excess": self._described(with_status(silver, "excess"), *_RECORD),
             "quarantined": self._described(self.bronze.filter(is_quarantined), "reason", "detail"),
-            "waiting": self._waiting(state.cursors, silver),
+            "waiting": self._waiting(cursors, silver),
             "read": {name: self._counts(i) for i, name in self.settings.input_names.items()},
-        }
-
-    def _corrected(self, silver: pa.Table, clocks: Clocks, batch: Batch) -> Iterator[pa.Table]:
-        """Yield rows of silver for what the late records make that are settled at these clocks."""
-        corrections = self._corrections(silver)
-        duplicates = with_status(silver, "duplicate")
-        late = with_status(silver, "late").select(LATE_SCHEMA.names)
-        behind = corrections, duplicates.filter(duplicates["is_late"])
-        pending = without(late.filter(pc.is_valid(late["u"])), *behind)
-        now = settled(pending, clocks, batch.plan.clocks, self.settings.merge.rules)
-        gaps_ms = np.full(now.rows.num_rows, batch.rules.window.gap_ms)
-        max_versions = np.full(now.rows.num_rows, self.settings.publish.max_versions)
-        closed = with_status(silver, "timed_out")
-        before = corrections.filter(pc.greater(corrections["version"], 0))
-        made = correct(now, LateRules(gaps_ms, max_versions), closed, before, batch)
-        corrected = validated_corrections(self.settings, made.corrections, batch)
-        for rows in (corrected, made.not_corrected):
-            yield in_silver(rows, "correction", silver.schema)
-        yield in_silver(made.duplicates, "duplicate", silver.schema)
-
-    def _corrections(self, silver: pa.Table) -> pa.Table:
-        columns = views(self.settings)[tables.CORRECTIONS].schema.names
-        return with_status(silver, "correction").select(columns)
-
-    @property
-    def _timed(self) -> pa.Table:
-        columns = [*RECORD_SCHEMA.names, *([RECORD_ID.name] if self.settings.has_ids else [])]
-        return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select(columns)
-
-    def _available(self, state: State) -> dict[TopicPartition, Available]:
-        available: dict[TopicPartition, Available] = {}
-        ahead = by_input({tp: cursor.next_offset for tp, cursor in state.cursors.items()})
-        for input_id, begins in ahead.items():
-            rows = self._of_input(input_id).select(["partition", "offset", "event_time"])
-            ranges = {p: (begin, MAX_TIME) for p, begin in begins.items()}
-            available |= by_partition(input_id, normalise(rows), ranges)
-        return available | {
-            tp: available.get(tp, NOTHING_AVAILABLE).with_idle(beats)
-            for tp, beats in state.idle.items()
         }
 
     def _far_ahead(
         self, cursors: Mapping[TopicPartition, Cursor]
-    ) -> dict[TopicPartition, list[IdleDecision]]:
+    ) -> Iterator[tuple[TopicPartition, IdleDecision]]:
         # A heartbeat after the last record of every topic-partition times everything out.
         rules = self.settings.merge
-        newest = max(normalise(self._timed)["event_time"].to_pylist(), default=0)
+        newest = pc.max(normalise(self.bronze.select(["event_time"]))["event_time"]).as_py() or 0
         # By then, late records are settled.
         last = newest + rules.longest_ms + 1 + rules.window.gap_ms
         records = Counter(TopicPartition(input_id, p) for input_id, p, _ in self.lines)
-        return {tp: [IdleDecision(records[tp] - 1, last)] for tp in cursors}
+        return ((tp, IdleDecision(records[tp] - 1, last)) for tp in cursors)
 
     # -- the answer's parts
 
-    def _records(self, silver: pa.Table) -> list[dict[str, Any]]:
+    def _records(self, silver: pa.Table, next_batch: int) -> list[dict[str, Any]]:
         columns = ["partition", "event_time", "last_event_time", "status", "valid"]
         columns += ["invalid_reason", *self._shown(*DUE.names, *TENANT.names)]
         every = ["merge_key", "batch", *columns, *self.settings.sources]
         records = []
         for row in normalise(silver.select(every)).to_pylist():
-            at_end = row["batch"] == _AT_END and row["status"] == "timed_out"
+            at_end = row["batch"] >= next_batch and row["status"] == "timed_out"
             parts = []
             for source in self.settings.sources:
                 for part in row[source]:

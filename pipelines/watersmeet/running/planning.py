@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.clocks import Clocks, clocks_of, lookahead
 from watersmeet.core.columns import NULL_TIME, Int64s, groups, int64s, row_values
 from watersmeet.core.idle import Idle, IdleDecision
@@ -375,30 +374,16 @@ def make_batch(
     engine: Engine, settings: Settings, plan: BatchPlan, planner: Planner, generation: Generation
 ) -> Batch:
     """Return the planner's last plan as the merge takes it."""
-    avro = avro_schemas(engine.reader, settings)
-    batch = batch_of(plan, settings, planner.state, avro, engine.lake.settings)
-    if not plan.generation and not planner.has_redriven:
-        return batch
-    ranges = {
-        tp: (done.from_offset, done.until_offset)
-        for tp, done in plan.ranges.items()
-        if not done.is_empty
-    }
-    return replace(batch, out=read_out(engine.reader, generation, ranges))
-
-
-def batch_of(
-    plan: BatchPlan,
-    settings: Settings,
-    state: State,
-    avro: Mapping[str, AvroSchema],
-    lake_settings: Settings,
-) -> Batch:
-    """Return a plan as the merge takes it, under these settings and from the state before it.
-
-    `avro`: the schemas of Avro sources. `lake_settings`: those by which silver's columns are laid
-    out.
-    """
+    state = planner.state
+    lake_settings = engine.lake.settings
+    out: Mapping[TopicPartition, Int64s] = {}
+    if plan.generation or planner.has_redriven:
+        ranges = {
+            tp: (done.from_offset, done.until_offset)
+            for tp, done in plan.ranges.items()
+            if not done.is_empty
+        }
+        out = read_out(engine.reader, generation, ranges)
     return Batch(
         plan,
         {name: source.value_type for name, source in lake_settings.sources.items()},
@@ -407,8 +392,9 @@ def batch_of(
         settings.publish.max_bytes if settings.publish.value is None else None,
         {name: source.read_type for name, source in settings.sources.items()},
         [name for name, source in settings.sources.items() if source.has_earlier_schemas],
-        avro,
+        avro_schemas(engine.reader, settings),
         begins_epoch=state.begins_epoch,
         has_ids=lake_settings.has_ids,
+        out=out,
         within_ms=settings.publish.within_ms,
     )
