@@ -104,11 +104,11 @@ class SmallBatches:
             ]
             table = tables.bronze(source)
             layout = self.engine.lake.layout[table]
-            found = self.engine.read(layout.rows(own))
             # As from Kafka: with Spark a file for each topic-partition.
-            self.engine.append(
-                table, self.engine.per_partition(_as_they_are, [found], layout.schema)
+            found = self.engine.from_tables(
+                _as_they_are, [layout.rows(own)], range(PARTITIONS), layout.schema
             )
+            self.engine.append(table, found)
         began = time.perf_counter()
         plan = next(self.silver.drain())
         seconds = time.perf_counter() - began

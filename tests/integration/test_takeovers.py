@@ -29,7 +29,7 @@ from watersmeet.operations import evolve as evolving
 from watersmeet.operations.evolve import evolve
 from watersmeet.operations.forget import forgotten
 from watersmeet.run import LAYERS, Run
-from watersmeet.running.bronze_table import BronzeTable, kafka_input
+from watersmeet.running.bronze_table import BatchCounts, BronzeTable, kafka_input
 from watersmeet.running.owner import kept_by
 
 KEEP = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}
@@ -80,17 +80,19 @@ def test_a_takeover_that_ends_before_it_has_fenced_leaves_no_two_owners(
     run = new_run(river)
     with replaced(run) as owned:
         engine, topic = owned.owner.engine, river.topic("tracking")
-        rows, _ = engine.read_kafka(
-            kafka_input(run.settings, run.settings.inputs_by_name["tracking"]),
-            Cluster(run.settings.kafka).bounds(topic, 1),
-        )
-        # And it is gone.
-        Lease(engine.lake, engine.reader, engine.append, LAYERS, change=FORGET, renews=False).take()
-        river.finish()
-        before = offsets_of(river, "tracking")
-        bronze = BronzeTable(owned.owner, run.settings, run.settings.inputs_by_name["tracking"])
-        with pytest.raises(LeaseLostError):
-            bronze.append(rows, bronze.counted(rows))
+        tracking = run.settings.inputs_by_name["tracking"]
+        bronze = BronzeTable(owned.owner, run.settings, tracking)
+        ranges = Cluster(run.settings.kafka).bounds(topic, 1)
+        with engine.taken(kafka_input(run.settings, tracking), ranges, bronze.summary) as batch:
+            # And it is gone.
+            taking = Lease(
+                engine.lake, engine.reader, engine.append, LAYERS, change=FORGET, renews=False
+            )
+            taking.take()
+            river.finish()
+            before = offsets_of(river, "tracking")
+            with pytest.raises(LeaseLostError):
+                bronze.append(batch.rows, BatchCounts(batch.groups))
     assert set(before.values()) == {1}
     assert offsets_of(river, "tracking") == before
     assert river.losses() == Losses()

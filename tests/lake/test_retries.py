@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tests.lake.conftest import Store
@@ -17,6 +17,7 @@ from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, begin_at, records_of
 from watersmeet.bronze import Bronze
+from watersmeet.engine import Summary, Taken
 from watersmeet.engine.choice import open_engine
 from watersmeet.errors import CommitRepeatedError
 from watersmeet.kafka.idle_detector import IdleDetector
@@ -47,16 +48,18 @@ class Reading:
     reader: TableReader
     records: dict[tuple[int, int], bytes | None]
 
-    def read_kafka(
-        self, _: object, ranges: Mapping[int, tuple[int, int]]
-    ) -> tuple[pa.Table, dict[int, int]]:
+    @contextmanager
+    def taken(
+        self, _: object, ranges: Mapping[int, tuple[int, int]], summary: Summary
+    ) -> Iterator[Taken]:
         """What Kafka has in these ranges."""
         first, end = ranges[0]
         there = {place: v for place, v in self.records.items() if first <= place[1] < end}
         rows = records_of(
             self.settings, self.settings.inputs_by_name["tracking"], there or values(0)
         )
-        return rows if there else rows.slice(0, 0), {0: end}
+        rows = rows if there else rows.slice(0, 0)
+        yield Taken(rows, summary.of(rows), {0: end})
 
     def take(self, records: Mapping[tuple[int, int], bytes | None], end: int) -> None:
         """A batch of these records, before this offset."""
@@ -87,7 +90,7 @@ def reading_of(
     monkeypatch.setattr(next_offsets, "replaced", lambda *_: {})
     bronze = Bronze(owner, settings, settings.inputs_by_name["tracking"], next_offsets)
     reading = Reading(bronze, settings, engine.reader, {})
-    monkeypatch.setattr(engine, "read_kafka", reading.read_kafka)
+    monkeypatch.setattr(engine, "taken", reading.taken)
     return reading
 
 

@@ -117,8 +117,9 @@ def test_while_a_merge_runs_nothing_else_has_its_settings(
 ) -> None:
     silver, bronze = engine.lake.layout[tables.SILVER], tables.bronze("tracking")
     schema = changed_rows(silver).schema
-    changed = engine.read(changed_rows(silver))
-    rows = engine.per_partition(partial(_held, folder=str(tmp_path)), [changed], schema)
+    changed = changed_rows(silver)
+    partitions = changed["partition"].unique().to_pylist()
+    rows = engine.from_tables(partial(_held, folder=str(tmp_path)), [changed], partitions, schema)
     commit = Commit(APPLICATION, 3, 1, {"batch": 0})
     schema_of_published = engine.lake.layout[tables.PUBLISHED].schema
     published = engine.read(pa.Table.from_pylist([{"last_key": "k"}], schema_of_published))

@@ -43,7 +43,7 @@ from tests.support.configurations import IDS
 from tests.support.lakes import OpenSpark, engine_for, folder_of, rows_of_silver
 from watersmeet.core.merge import REPLACING
 from watersmeet.core.types import TIME
-from watersmeet.engine import Engine, Running, Selection, SilverRows, embedded
+from watersmeet.engine import Engine, Running, Selection, SilverRows, Summary, embedded
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.engine.tasks import by_sorted_key
@@ -146,9 +146,8 @@ def silver(engine: Engine, partition: int) -> list[tuple[Any, ...]]:
 
 
 def read(engine: Engine, rows: Any, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    return sorted(
-        (tuple(row.values()) for row in engine.summary(rows, columns, {}).to_pylist()), key=repr
-    )
+    distinct = Summary(columns, {}).of(engine.collect(rows))
+    return sorted((tuple(row.values()) for row in distinct.to_pylist()), key=repr)
 
 
 DELTAS_OWN = ("spark.databricks.delta.lastCommitVersionInSession", "spark.sql.parquet.fieldId.")
@@ -367,12 +366,14 @@ def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_se
     assert silver(engine, 3) == expected
     [last] = engine.reader.history(tables.SILVER, 1)
     assert Commit.parse(last.metadata) == Commit("merges", 1, 2, {"batch": 1})
-    rows = changed(engine, *second)
-    schema = changed_schema(engine)
+    rows = gathered(engine, *second)
+
+    def merge() -> None:
+        failing = engine.from_tables(_failing, [rows], [3], changed_schema(engine))
+        engine.merge(tables.SILVER, failing, Commit("merges", 1, 3))
+
     with pytest.raises(Exception, match="on purpose"):  # at once, or when the rows are needed
-        engine.merge(
-            tables.SILVER, engine.per_partition(_failing, [rows], schema), Commit("merges", 1, 3)
-        )
+        merge()
     assert silver(engine, 3) == expected
     assert settings_of(spark) == before
     mine, version = [[("partition", "=", 3)]], engine.reader.version(tables.SILVER) - 1
@@ -611,19 +612,6 @@ def _counted(one: pa.Table, other: pa.Table) -> pa.Table:
     return pa.table(found)
 
 
-def test_a_function_sees_every_row_of_a_partition_at_once(engine: Engine) -> None:
-    many = pa.concat_tables([published(engine, p, *range(p + 1)) for p in range(40)])
-    few = published(engine, 7, 1, 2).select(["partition", "topic"])
-    schema = pa.schema([(name, pa.int64()) for name in ("partition", "ones", "others", "sum")])
-    found = engine.per_partition(_counted, [engine.read(many), engine.read(few)], schema)
-    expected = [(p, p + 1, 2 if p == 7 else 0, sum(range(p + 1))) for p in range(40)]
-    assert sorted(read(engine, found, schema.names)) == expected
-    nothing = engine.per_partition(
-        _counted, [engine.read(many.slice(0, 0)), engine.read(few.slice(0, 0))], schema
-    )
-    assert read(engine, nothing, schema.names) == []
-
-
 def test_a_function_of_tables_sees_every_row_of_a_partition_where_it_is_read(
     engine: Engine,
 ) -> None:
@@ -639,6 +627,8 @@ def test_a_function_of_tables_sees_every_row_of_a_partition_where_it_is_read(
     found = engine.from_tables(_counted, [selection, few], range(20, 60), schema)
     expected = [(p, p - 20, 2 if p == 27 else 0, sum(range(p - 19))) for p in range(21, 40)]
     assert sorted(read(engine, found, schema.names)) == [*expected, (50, 1, 0, 3)]
+    none = [many.slice(0, 0), few.slice(0, 0)]
+    assert read(engine, engine.from_tables(_counted, none, [27], schema), schema.names) == []
     names = Selection(tables.PUBLISHED, ["partition"], where[1:], {"source": "it's"})
     schema = pa.schema([("partition", pa.int32()), ("source", pa.string())])
     found = engine.from_tables(_as_it_is, [names], [50], schema)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from watersmeet.core.columns import Int64s
 from watersmeet.core.inputs import InputId
@@ -21,9 +22,9 @@ from watersmeet.core.reading import ReadingRules, read_records
 from watersmeet.kafka.cluster import Topics
 from watersmeet.kafka.reading import Range
 from watersmeet.lake.commits import Commit
-from watersmeet.lake.erased import without_erased
+from watersmeet.lake.erased import is_among, without_erased
 from watersmeet.lake.location import Lake
-from watersmeet.lake.table_reader import TableReader, Where
+from watersmeet.lake.table_reader import TableReader, Where, normalise
 from watersmeet.lake.tables import UNFINISHED, Table
 from watersmeet.settings import KafkaSettings
 
@@ -98,6 +99,7 @@ class KafkaInput:
 
     - `erased`: offsets by partition whose records are read as `forget` leaves them.
     - `leader_epochs`: by partition, the last leader's term whose records are read (`Range`).
+    - `existing`: offsets by partition whose records are left out.
     """
 
     input: InputId
@@ -105,9 +107,13 @@ class KafkaInput:
     rules: ReadingRules
     erased: Mapping[int, Int64s] = field(default_factory=dict)
     leader_epochs: Mapping[int, int] = field(default_factory=dict)
+    existing: Mapping[int, Int64s] = field(default_factory=dict)
 
     def decode(self, batch: pa.RecordBatch) -> pa.Table:
         """Return records with the columns of `core.reading.KAFKA` in bronze's columns."""
+        if self.existing:
+            is_new = pc.invert(pa.array(is_among(batch, self.existing)))
+            batch = batch.filter(is_new)
         rows = read_records(batch, rules=self.rules)
         return without_erased(rows, erased=self.erased) if self.erased else rows
 
@@ -125,6 +131,15 @@ class Summary:
 
     by: Sequence[str]
     values: Mapping[str, tuple[str, str]]
+
+    def of(self, rows: pa.Table) -> pa.Table:
+        """Return the aggregates of rows in this process."""
+        aggregates: list[Any] = [
+            ([], "count_all") if column == "*" else (column, kind)
+            for kind, column in self.values.values()
+        ]
+        grouped = rows.group_by(list(self.by)).aggregate(aggregates)
+        return normalise(grouped.rename_columns([*self.by, *self.values]))
 
 
 @dataclass(frozen=True)
@@ -192,26 +207,14 @@ class Engine(Protocol):
     def read(self, selection: Input) -> Rows:
         """Return rows in the engine's own form: of a table, or a few that this process has."""
 
-    def read_kafka(
-        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
-    ) -> tuple[Rows, dict[int, int]]:
-        """Return the records of offset ranges `[from, until)` by partition, in bronze's columns,
-        and by partition the offset where they end: earlier where they are too large for memory.
-        """
-
     def taken(
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]], summary: Summary
     ) -> AbstractContextManager[Taken]:
-        """Read what `read_kafka` reads, once, and provide it for its bronze table, with a summary.
+        """Read the records of offset ranges `[from, until)` by partition, in bronze's columns, and
+        provide them for their bronze table, with a summary.
 
-        The aggregates are whole numbers. Until the append, the table has nothing of the records.
-        """
-
-    def per_partition(self, function: Function, inputs: Sequence[Rows], schema: pa.Schema) -> Rows:
-        """Return the result of a pure function, called with all rows of some partitions at a time.
-
-        Every input has the integer column `partition`. The function gets an Arrow table for each
-        input, and returns one with the columns of `schema`.
+        They end earlier where they are too large for memory. The aggregates are whole numbers.
+        Until the append, the table has nothing of the records.
         """
 
     def from_tables(
@@ -223,19 +226,14 @@ class Engine(Protocol):
         *,
         size: int | None = None,
     ) -> Rows | pa.Table:
-        """Return the result of a pure function of rows of tables, called as by `per_partition`.
+        """Return the result of a pure function of rows of tables, called with all rows of some
+        partitions at a time.
 
-        It is called where the rows, of these `partitions` alone, are read. `size`: the bytes of
-        their records, where it is known; where it is small, the result is in this process.
+        Every input has the integer column `partition`. The function gets an Arrow table for each
+        input, and returns one with the columns of `schema`. It is called where the rows, of these
+        `partitions` alone, are read. `size`: the bytes of their records, where it is known; where
+        it is small, the result is in this process.
         """
-
-    def cached(self, rows: Rows) -> AbstractContextManager[Rows]:
-        """Compute the rows at most once inside the `with` block."""
-
-    def summary(
-        self, rows: Rows, by: Sequence[str], values: Mapping[str, tuple[str, str]]
-    ) -> pa.Table:
-        """Return rows grouped `by` columns, with aggregates as in `TableReader.summary`."""
 
     def collect(self, rows: Rows) -> pa.Table:
         """Return rows, no more than memory holds, as an Arrow table in this process."""

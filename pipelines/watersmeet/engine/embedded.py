@@ -58,7 +58,6 @@ from watersmeet.lake.table_reader import (
     VersionGoneError,
     Where,
     literal,
-    normalise,
     row_count,
     sizes_of,
 )
@@ -127,30 +126,18 @@ class EmbeddedEngine(Polling):
             rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(rows)))
         return rows
 
-    def read_kafka(
-        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
-    ) -> tuple[pa.Table, dict[int, int]]:
-        """See `Engine.read_kafka`."""
-        schema = self.lake.schema(tables.bronze(source.input.source))
-        return read_decoded(
-            source.kafka, source.offset_ranges(ranges), source.decode, schema, BATCH_BYTES
-        )
-
     @contextmanager
     def taken(
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]], summary: Summary
     ) -> Iterator[Taken]:
         """See `Engine.taken`."""
-        rows, reached = self.read_kafka(source, ranges)
-        yield Taken(rows, self.summary(rows, summary.by, summary.values), reached)
+        schema = self.lake.schema(tables.bronze(source.input.source))
+        rows, reached = read_decoded(
+            source.kafka, source.offset_ranges(ranges), source.decode, schema, BATCH_BYTES
+        )
+        yield Taken(rows, summary.of(rows), reached)
 
     # -- transforming
-
-    def per_partition(
-        self, function: Function, inputs: Sequence[pa.Table], schema: pa.Schema
-    ) -> pa.Table:
-        """See `Engine.per_partition`."""
-        return function(*inputs).select(schema.names).cast(schema)
 
     def from_tables(
         self,
@@ -162,23 +149,7 @@ class EmbeddedEngine(Polling):
         size: int | None = None,  # noqa: ARG002 - all is in this process
     ) -> pa.Table:
         """See `Engine.from_tables`."""
-        return self.per_partition(function, [*map(self.read, inputs)], schema)
-
-    @contextmanager
-    def cached(self, rows: pa.Table) -> Iterator[pa.Table]:
-        """See `Engine.cached`."""
-        yield rows
-
-    def summary(
-        self, rows: pa.Table, by: Sequence[str], values: Mapping[str, tuple[str, str]]
-    ) -> pa.Table:
-        """See `Engine.summary`."""
-        aggregates: list[Any] = [
-            ([], "count_all") if column == "*" else (column, kind)
-            for kind, column in values.values()
-        ]
-        grouped = rows.group_by(list(by)).aggregate(aggregates)
-        return normalise(grouped.rename_columns([*by, *values]))
+        return function(*map(self.read, inputs)).select(schema.names).cast(schema)
 
     def collect(self, rows: pa.Table) -> pa.Table:
         """See `Engine.collect`."""

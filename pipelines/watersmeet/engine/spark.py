@@ -126,17 +126,6 @@ class SparkEngine(Polling, SparkWriter):
         texts = [F.lit(value).alias(name) for name, value in selection.constants.items()]
         return rows.select(*selection.columns, *texts)
 
-    def read_kafka(
-        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
-    ) -> tuple[DataFrame, dict[int, int]]:
-        """See `Engine.read_kafka`. The workers hand on what they read, and hold a part of it."""
-        parts = split_ranges(source.offset_ranges(ranges), self._tasks)
-        schema = self.lake.schema(tables.bronze(source.input.source))
-        rows = self._range(len(parts)).mapInArrow(
-            FromKafka(source, parts, schema), self._type(schema)
-        )
-        return rows, {p: until for p, (_, until) in ranges.items()}
-
     def _range(self, tasks: int) -> DataFrame:
         return self.spark.range(0, tasks, 1, max(1, tasks))
 
@@ -151,17 +140,23 @@ class SparkEngine(Polling, SparkWriter):
             with here.taken(source, ranges, summary) as few:
                 yield few
             return
-        writer = self._by_delta_rs(table)
-        if writer is None or not writer.takes_files(table):
-            rows, reached = self.read_kafka(source, ranges)
-            with self.cached(rows) as kept:
-                yield Taken(kept, self.summary(kept, summary.by, summary.values), reached)
-            return
         parts = split_ranges(source.offset_ranges(ranges), self._tasks)
-        tasks = ToFiles(self.lake, self._id, source, parts, summary, self._new_files())
-        with self._writing(writer, table, tasks, self._range(len(parts))) as (files, groups):
-            reached = {p: until for p, (_, until) in ranges.items()}
-            yield Taken(files, groups.drop_columns([FILE.name, FAILURE.name]), reached)
+        numbers = self._range(len(parts))
+        reached = {p: until for p, (_, until) in ranges.items()}
+        writer = self._by_delta_rs(table)
+        if writer is not None and writer.takes_files(table):
+            tasks = ToFiles(self.lake, self._id, source, parts, summary, self._new_files())
+            with self._writing(writer, table, tasks, numbers) as (files, groups):
+                yield Taken(files, groups.drop_columns([FILE.name, FAILURE.name]), reached)
+            return
+        schema = self.lake.schema(table)
+        read = FromKafka(source, parts, schema)
+        rows = numbers.mapInArrow(read, self._type(schema)).persist()
+        try:
+            groups = self.collect(summarised(rows, summary.by, summary.values))
+            yield Taken(rows, normalise(groups), reached)
+        finally:
+            rows.unpersist()
 
     def _new_files(self) -> NewFiles:
         return NewFiles(f"{FILES}{uuid.uuid4().hex}-", self._umask)
@@ -188,17 +183,6 @@ class SparkEngine(Polling, SparkWriter):
 
     # -- transforming
 
-    def per_partition(
-        self, function: Function, inputs: Sequence[DataFrame], schema: pa.Schema
-    ) -> DataFrame:
-        """See `Engine.per_partition`. One exchange brings together a partition's rows of all
-        inputs.
-        """
-        names = _numbered(inputs)
-        return self._together(inputs, names).mapInArrow(
-            called(function, names, schema), self._type(schema)
-        )
-
     def from_tables(
         self,
         function: Function,
@@ -210,10 +194,15 @@ class SparkEngine(Polling, SparkWriter):
     ) -> DataFrame | pa.Table:
         """See `Engine.from_tables`. Where delta-rs can open the lake, each task reads its rows by
         it, of the versions that this process sees: no plan over Delta's log, and no exchange.
+        Elsewhere one exchange brings together a partition's rows of all inputs.
         """
         is_small = size is not None and size <= self.here_bytes
         if (here := self._here) is None:
-            rows = self.per_partition(function, [*map(self.read, inputs)], schema)
+            every = [*map(self.read, inputs)]
+            names = _numbered(every)
+            rows = self._together(every, names).mapInArrow(
+                called(function, names, schema), self._type(schema)
+            )
             return self.collect(rows) if is_small else rows
         if is_small or (size is not None and self._has_large(*inputs)):
             return here.from_tables(function, inputs, partitions, schema)
@@ -258,21 +247,6 @@ class SparkEngine(Polling, SparkWriter):
         rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), tagged)
         partition = F.col(names[0]["partition"])
         return rows.repartitionById(self._tasks, (partition % self._tasks).cast("int"))
-
-    @contextmanager
-    def cached(self, rows: DataFrame) -> Iterator[DataFrame]:
-        """See `Engine.cached`."""
-        kept = rows.persist()
-        try:
-            yield kept
-        finally:
-            kept.unpersist()
-
-    def summary(
-        self, rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]
-    ) -> pa.Table:
-        """See `Engine.summary`."""
-        return normalise(self.collect(summarised(rows, by, values)))
 
     def collect(self, rows: DataFrame) -> pa.Table:
         """See `Engine.collect`."""

@@ -41,7 +41,7 @@ INPUT = "input"
 
 @dataclass(frozen=True)
 class FromKafka:
-    """`Engine.read_kafka` as a function for mapInArrow, whose rows are the numbers of ranges.
+    """Reading of Kafka as a function for mapInArrow, whose rows are the numbers of ranges.
 
     What opens Kafka is in this object, and so neither in a plan nor in a command line.
     """
@@ -145,7 +145,7 @@ class ToFiles:
         engine = _engine(self.lake, self.engine_id)
         for number in _numbers(tasks):
             groups = list[pa.Table]()
-            chunks = self._row_groups(self.ranges[number], engine, groups)
+            chunks = self._counted(self.ranges[number], groups)
             added = engine.write_file(self._table, chunks, self.files.prefix)
             if added is not None:
                 entry = pa.scalar(json.dumps(asdict(added)), FILE.type)
@@ -154,26 +154,12 @@ class ToFiles:
                 rows = rows.append_column(FAILURE, pa.nulls(len(rows), FAILURE.type))
                 yield from _chunks(rows, self.schema)
 
-    def _row_groups(
-        self, offset_range: Range, engine: EmbeddedEngine, groups: list[pa.Table]
-    ) -> Iterator[pa.Table]:
-        schema = self.lake.schema(self._table)
-        chunk = list[pa.Table]()
-        for batch in read_range(self.source.kafka, offset_range):
-            chunk.append(self.source.decode(batch).select(schema.names).cast(schema))
-            del batch  # not in memory while the next one comes
-            if sum(rows.nbytes for rows in chunk) >= ROW_GROUP_BYTES:
-                yield self._counted(chunk, engine, groups)
-                chunk = []
-        if chunk:
-            yield self._counted(chunk, engine, groups)
-
-    def _counted(
-        self, chunk: Sequence[pa.Table], engine: EmbeddedEngine, groups: list[pa.Table]
-    ) -> pa.Table:
-        rows = pa.concat_tables(chunk)
-        groups.append(engine.summary(rows, self.summary.by, self.summary.values))
-        return rows
+    def _counted(self, offset_range: Range, groups: list[pa.Table]) -> Iterator[pa.Table]:
+        read = map(self.source.decode, read_range(self.source.kafka, offset_range))
+        for rows in _row_groups(read, self.lake.schema(self._table)):
+            groups.append(self.summary.of(rows))
+            yield rows
+            del rows  # not in memory while the next ones come
 
     @property
     def _table(self) -> str:
@@ -199,20 +185,10 @@ class RowsToFiles:
 
     def _entries(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         engine = _engine(self.lake, self.engine_id)
-        added = engine.write_files(self.table, self._chunks(batches), self.files.prefix)
+        chunks = _row_groups(map(_as_table, batches), self.lake.schema(self.table))
+        added = engine.write_files(self.table, chunks, self.files.prefix)
         entries = pa.array([json.dumps(asdict(file)) for file in added], FILE.type)
         yield pa.record_batch([entries, pa.nulls(len(added), FAILURE.type)], schema=self.schema)
-
-    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        schema = self.lake.schema(self.table)
-        chunk = list[pa.RecordBatch]()
-        for batch in batches:
-            chunk.append(batch)
-            if sum(rows.nbytes for rows in chunk) >= ROW_GROUP_BYTES:
-                yield pa.Table.from_batches(chunk).cast(schema)
-                chunk = []
-        if any(rows.num_rows for rows in chunk):
-            yield pa.Table.from_batches(chunk).cast(schema)
 
 
 class _TaskReader(DeltaRsReader):
@@ -313,6 +289,22 @@ def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
             yield table.slice(0, until)
         chunk = [table.slice(until)]
     if chunk:
+        yield pa.concat_tables(chunk)
+
+
+def _as_table(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
+
+
+def _row_groups(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+    chunk = list[pa.Table]()
+    for rows in parts:
+        chunk.append(rows.select(schema.names).cast(schema))
+        del rows  # not in memory while the next ones come
+        if sum(each.nbytes for each in chunk) >= ROW_GROUP_BYTES:
+            yield pa.concat_tables(chunk)
+            chunk = []
+    if any(each.num_rows for each in chunk):
         yield pa.concat_tables(chunk)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Int64s, groups, int64s
+from watersmeet.core.columns import Booleans, Int64s, groups, int64s
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import FORGOTTEN
 from watersmeet.lake import tables
@@ -40,6 +40,16 @@ def read_erased(
     return erased
 
 
+def is_among(rows: pa.Table | pa.RecordBatch, places: Mapping[int, Int64s]) -> Booleans:
+    """Return which rows have one of these offsets, which are by partition."""
+    offsets = int64s(rows["offset"])
+    found = np.zeros(rows.num_rows, np.bool_)
+    for p, partition_rows in groups(int64s(rows["partition"])).items():
+        if p in places:
+            found[partition_rows] = np.isin(offsets[partition_rows], places[p])
+    return found
+
+
 def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
     """Return rows of bronze as `forget` leaves them; `erased`: offsets by partition.
 
@@ -47,11 +57,7 @@ def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
     that had a key becomes a heartbeat, since its time still moves the position. The detail of a
     refused record is `FORGOTTEN`.
     """
-    offsets = int64s(rows["offset"])
-    is_erased = np.zeros(rows.num_rows, np.bool_)
-    for p, partition_rows in groups(int64s(rows["partition"])).items():
-        if p in erased:
-            is_erased[partition_rows] = np.isin(offsets[partition_rows], erased[p])
+    is_erased = is_among(rows, erased)
     if not is_erased.any():
         return rows
     erased_mask = pa.array(is_erased)

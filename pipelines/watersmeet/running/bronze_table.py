@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.avro_schema import MAX_SCHEMAS
-from watersmeet.core.columns import Int64s, numbered, row_values
+from watersmeet.core.columns import Int64s, row_values
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import WRITER_SCHEMA
 from watersmeet.engine import Engine, KafkaInput, Rows, Summary
@@ -152,10 +152,6 @@ class BronzeTable:
         by = ["partition", "reason", "heartbeat", WRITER_SCHEMA.name]
         return Summary([name for name in by if name in columns], values)
 
-    def counted(self, rows: Rows) -> BatchCounts:
-        """Return how many records there are, and where."""
-        return BatchCounts(self._engine.summary(rows, self.summary.by, self.summary.values))
-
     def append(
         self,
         rows: Rows,
@@ -176,12 +172,3 @@ class BronzeTable:
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
-
-
-def without_existing(rows: pa.Table, existing: pa.Table) -> pa.Table:
-    """Return the rows whose partition and offset are not among the existing ones."""
-    place = ["partition", "offset"]
-    # Only the places are joined: a join cannot carry list columns, such as headers.
-    places = numbered(rows.select(place))
-    new = places.join(existing.select(place), place, join_type="left anti")
-    return rows.take(new["_row"].sort())

@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.columns import groups, int64s
+from watersmeet.core.columns import Int64s, groups, int64s
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.recovery import SinkState
@@ -34,7 +34,6 @@ from watersmeet.core.sequence import Sequence as Order
 from watersmeet.core.silver import in_silver
 from watersmeet.core.times import time_text
 from watersmeet.core.types import DUE
-from watersmeet.engine import Selection
 from watersmeet.errors import ConfigurationError, OpenTransactionError
 from watersmeet.faults import fault_point
 from watersmeet.kafka.cluster import Cluster
@@ -51,7 +50,7 @@ from watersmeet.lake.recovered import joined, out_rows, read_back_until, rows_of
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, row_count, within
 from watersmeet.lake.tables import RESETTING
 from watersmeet.running.beginnings import first_beginning, read_in_kafka
-from watersmeet.running.bronze_table import BronzeTable, kafka_input, without_existing
+from watersmeet.running.bronze_table import BatchCounts, BronzeTable, kafka_input
 from watersmeet.running.correcting import Correcting
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.owner import Owner, now_ms
@@ -386,54 +385,54 @@ class Jump:
             for jump in self.jumps
             if jump.tp.input == input_id
         }
-        engine = self.owner.engine
-        table = tables.bronze(input_id.source)
-        ranges = self._lacking(
+        existing = self._existing(
             input_id, {p: (since, until) for p, (since, until) in ranges.items() if since < until}
         )
+        ranges = _lacking(ranges, existing)
         if not ranges:
             return
         bronze = BronzeTable(self.owner, self.settings, input_id)
         erased = read_erased(self._reader, input_id, {p: since for p, (since, _) in ranges.items()})
         source = kafka_input(self.settings, input_id, erased=erased)
+        source = replace(source, existing=existing)
         while ranges:
-            kafka, reached = engine.read_kafka(source, ranges)
-            here = of_topic(input_id, within(ranges))
-            existing = engine.read(Selection(table, ["partition", "offset"], here))
-            missing = engine.per_partition(
-                without_existing, [kafka, existing], engine.lake.schema(table)
-            )
-            with engine.cached(missing) as rows:
-                counts = bronze.counted(rows)
+            with self.owner.engine.taken(source, ranges, bronze.summary) as batch:
+                counts = BatchCounts(batch.groups)
                 if counts.records:
                     fault_point("reset.read")
                     beyond = of_bronze.beyond_rows(input_id)
-                    bronze.append(rows, counts, beyond)
+                    bronze.append(batch.rows, counts, beyond)
+            reached = batch.reached
             ranges = {p: (reached[p], end) for p, (_, end) in ranges.items() if reached[p] < end}
 
-    def _lacking(
+    def _existing(
         self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]
-    ) -> dict[int, tuple[int, int]]:
-        """Return, by partition, the range from the first to the last offset that bronze lacks.
-
-        Only offsets within `ranges` count. A partition that lacks none is absent.
-        """
+    ) -> dict[int, Int64s]:
+        """Return, by partition, the offsets that bronze has of these ranges."""
         table = tables.bronze(input_id.source)
         where = of_topic(input_id, within(ranges))
         rows = self._reader.select(table, ["partition", "offset"], where)
         offsets = int64s(rows["offset"])
-        row_numbers = groups(int64s(rows["partition"]))
-        lacking = {}
-        for p, (since, until) in ranges.items():
-            existing = offsets[row_numbers[p]] if p in row_numbers else np.array([], np.int64)
-            missing = np.setdiff1d(np.arange(since, until), existing)
-            if len(missing):
-                lacking[p] = int(missing[0]), int(missing[-1]) + 1
-        return lacking
+        return {p: offsets[own] for p, own in groups(int64s(rows["partition"])).items()}
 
     @property
     def _reader(self) -> TableReader:
         return self.owner.engine.reader
+
+
+def _lacking(
+    ranges: Mapping[int, tuple[int, int]], existing: Mapping[int, Int64s]
+) -> dict[int, tuple[int, int]]:
+    """Return, by partition, the range from the first to the last offset that bronze lacks.
+
+    A partition that lacks none is absent.
+    """
+    lacking = {}
+    for p, (since, until) in ranges.items():
+        missing = np.setdiff1d(np.arange(since, until), existing.get(p, ()))
+        if len(missing):
+            lacking[p] = int(missing[0]), int(missing[-1]) + 1
+    return lacking
 
 
 # -- the steps of both
