@@ -8,8 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from watersmeet.dev.send import send_records
+from watersmeet.dry_run import SentRecord
 from watersmeet.kafka.cluster import Cluster
-from watersmeet.kafka.options import ListeningProducer
 from watersmeet.settings import KafkaSettings
 
 SESSIONS = Path(__file__).with_name("otto") / "sessions.jsonl"
@@ -57,13 +58,9 @@ def produce(kafka: KafkaSettings) -> Counter[str]:
     for topic in TOPICS:
         # The data are years old and carry their own time: retention by age would delete them.
         cluster.create_topic(topic, PARTITIONS, {"retention.ms": "-1"})
-    producer = ListeningProducer(kafka)
-    counts = Counter[str]()
-    for event in events():
-        producer.produce(
-            event.topic, json.dumps(event.value), partition=event.partition, timestamp=event.time
-        )
-        producer.poll(0)
-        counts[event.topic] += 1
-    producer.flush()
-    return counts
+    records = [
+        SentRecord(e.topic, e.partition, e.time, None, json.dumps(e.value).encode(), [])
+        for e in events()
+    ]
+    send_records(kafka, ((record.topic, record) for record in records))
+    return Counter(record.topic for record in records)

@@ -44,7 +44,7 @@ def send_file(settings: Settings, file: Path, directory: Path) -> dict[str, Any]
     records = list(records_of_file(settings, file))
     kafka = settings.kafka.model_copy(update={"bootstrap_servers": servers})
     created = _create_topics(Cluster(kafka), settings.topics, records)
-    _send(kafka, records)
+    send_records(kafka, records)
     counts = Counter(record.topic for _, record in records)
     return {"bootstrap_servers": servers, "created": created, "sent": dict(counts)}
 
@@ -78,7 +78,8 @@ def _create_topics(
     return missing
 
 
-def _send(kafka: KafkaSettings, records: Iterable[tuple[str, SentRecord]]) -> None:
+def send_records(kafka: KafkaSettings, records: Iterable[tuple[str, SentRecord]]) -> None:
+    """Send records, each with its place in what they come from. Raises what Kafka answers."""
     producer = ListeningProducer(kafka)
     refused: list[tuple[KafkaError, str]] = []
 
