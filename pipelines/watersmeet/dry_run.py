@@ -298,11 +298,8 @@ def _bytes(name: str, value: object) -> bytes | None:
 def _bronze(settings: Settings, rows: Mapping[InputId, list[tuple[Any, ...]]]) -> pa.Table:
     records = []
     for (source, _), input_rows in rows.items():
-        columns = list(zip(*input_rows, strict=True)) or [()] * len(KAFKA)
-        kafka = pa.table(
-            [pa.array(column, kind) for column, kind in zip(columns, KAFKA.types, strict=True)],
-            schema=KAFKA,
-        )
+        named = [dict(zip(KAFKA.names, row, strict=True)) for row in input_rows]
+        kafka = pa.Table.from_pylist(named, KAFKA)
         read = read_records(kafka, settings.reading_rules(source))
         records.append(read.append_column("source", pa.repeat(pa.scalar(source), len(read))))
     return pa.concat_tables(records)
@@ -443,12 +440,9 @@ class DryRun:
                 waiting.append(row | shown)
         return waiting
 
-    def _of_input(self, input_id: InputId) -> pa.Table:
-        is_its = (pc.equal(self.bronze[name], text) for name, text in input_id._asdict().items())
-        return self.bronze.filter(pc.and_(*is_its))
-
     def _counts(self, input_id: InputId) -> dict[str, int]:
-        rows = self._of_input(input_id)
+        is_its = (pc.equal(self.bronze[name], text) for name, text in input_id._asdict().items())
+        rows = self.bronze.filter(pc.and_(*is_its))
         is_skipped = pc.and_(pc.is_null(rows["event_time"]), pc.is_null(rows["reason"]))
         beats, skipped = (pc.sum(column).as_py() or 0 for column in (rows["heartbeat"], is_skipped))
         return {"records": len(rows), "heartbeats": beats, "skipped": skipped}
