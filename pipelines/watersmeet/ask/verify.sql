@@ -160,7 +160,17 @@ WITH spans AS ({spans}), moves AS (
             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached
     FROM marks
 )
-SELECT `partition`, batch, decided, position, coalesce(min(at), 0) AS at, min(before) AS before FROM told
+SELECT CASE WHEN batch IS NOT NULL
+            THEN concat('a position or head is ', position, ', and bronze gives ',
+                coalesce(CAST(min(before) AS STRING), 'nothing'))
+        WHEN decided IS NOT NULL
+            THEN concat('a decision of batch ', decided, ' moves nothing on from ', min(before))
+        ELSE 'not passed, although the clock has reached its position' END AS what,
+    CASE WHEN batch IS NOT NULL
+            THEN concat('progress: batch ', batch, ', ', {topic}, '[', `partition`, ']')
+        ELSE concat(CASE WHEN decided IS NULL THEN '' ELSE 'idle_heartbeats: ' END, {topic}, '[',
+            `partition`, ']@', CAST((min(at) - min(at) % 2) / 2 AS BIGINT)) END AS at
+FROM told
 WHERE batch IS NOT NULL AND coalesce(before, -2) <> position
     OR decided >= {first} AND time <= before
     OR batch IS NULL AND decided IS NULL AND greatest(time, before) < reached
@@ -209,12 +219,16 @@ SELECT `partition`, status, tenant, merge_key, ms(event_time) AS event_time FROM
 WHERE {erased}
 
 -- in_two_messages
-SELECT `partition`, at, count(*) AS n FROM (
+SELECT concat({topic}, '[', `partition`, ']@', at) AS at,
+    concat('the record is in ', count(*), ' messages') AS what
+FROM (
     SELECT `partition`, part['offset'] AS at, {of_part} AS topic
     FROM (SELECT `partition`, each(`{source}`) AS part
         FROM merged WHERE status = 'timed_out' AND valid)
 ) WHERE topic = {topic} GROUP BY `partition`, at HAVING count(*) > 1
 UNION ALL
-SELECT `partition`, c.offset, count(*) FROM corrections c
+SELECT concat({topic}, '[', `partition`, ']@', c.offset),
+    concat('the record is in ', count(*), ' messages')
+FROM corrections c
 WHERE has_message AND valid AND source = {source_text} AND topic = {topic}
 GROUP BY `partition`, c.offset HAVING count(*) > 1

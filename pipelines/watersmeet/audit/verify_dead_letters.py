@@ -70,17 +70,6 @@ class DeadLetterTopic(NamedTuple):
         return f"name a new topic in publish.{self.table}_topic: gold fills it from {self.table}"
 
 
-class DeadLetter(NamedTuple):
-    """A dead letter: the record that it was, and what it has of that.
-
-    `content`: values of `_CONTENT`; None for what it need not have.
-    """
-
-    input: InputId
-    offset: int
-    content: Row
-
-
 def read_dead_letter_topics(
     reader: TableReader, settings: Settings, partitions: int, counts: Mapping[str, int]
 ) -> list[DeadLetterTopic]:
@@ -121,35 +110,32 @@ def check_dead_letters(
     where = ""
     first, end = topic.bounds.get(number, (0, 0))
     for batch in read_range(settings.kafka, Range(topic.name, number, first, end), READ):
-        letters = defaultdict[InputId, list[DeadLetter]](list)
         for at, key, value, headers in row_values(batch, "offset", "key", "value", "headers"):
             own = [(header["key"], header["value"]) for header in headers or []]
             # A message that says nothing is not another lake's.
             if dict(own[-2:]).get(LIFE, life) != life:
                 continue
             where, last = f"{topic.name}[{number}]@{at}", dict(own)
-            if (letter := _read(where, key, value, own, checks)) is None:
+            if not _take(where, key, value, own, checks):
                 names = ", ".join(_COORDINATES)
                 what = f"not a dead letter of these sources: {names} do not say which record it was"
                 report(what, where)
-            else:
-                letters[letter.input].append(letter)
         for check in checks:
-            check.take(letters[check.tp.input])
+            check.check_letters(is_whole=first == 0)
     by_header = _read_sent_until(last, checks, where, report) if where else {}
     for check in checks:
         said = by_header.get(settings.input_names[check.tp.input], 0)
-        sent_until = max(min(said, MAX_TIME), topic.noted.get(check.tp, 0))
-        check.check_missing(sent_until, has_all=first == 0)
+        check.check_missing([], max(min(said, MAX_TIME), topic.noted.get(check.tp, 0)))
 
 
-def _read(
+def _take(
     where: str,
     key: bytes | None,
     value: bytes | None,
     headers: list[tuple[str, bytes | None]],
     checks: Sequence[_InputCheck],
-) -> DeadLetter | None:
+) -> bool:
+    """Give a message to the check of its input; return False where it is no dead letter."""
     # A record may itself have been a dead letter: of headers with one name, ours are the last.
     for name in (NEXT_OFFSETS, LIFE):
         if headers and headers[-1][0] == name:
@@ -157,22 +143,21 @@ def _read(
     rest, coordinates = headers[: -len(_COORDINATES)], headers[-len(_COORDINATES) :]
     ours = {name: (text or b"").decode(errors="replace") for name, text in coordinates}
     of_topic = [check for check in checks if check.tp.input.topic == ours.get(TOPIC)]
-    offset = ours.get(OFFSET, "")
-    is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < MAX_TIME
+    text = ours.get(OFFSET, "")
+    is_offset = len(text) < 20 and text.isdecimal() and int(text) < MAX_TIME
     is_place = tuple(ours) == _COORDINATES and ours[PARTITION] == str(checks[0].tp.partition)
     if not of_topic or not is_offset or not is_place:
-        return None
-    size = None
+        return False
+    size, offset = None, int(text)
     if rest and rest[-1][0] == VALUE_BYTES:  # the topic had no room for the value
         size = (rest.pop()[1] or b"").decode(errors="replace")
     is_bare = size is not None and not rest and key is None
     # The sources of one topic have dead letters of their own.
-    expecting = (check for check in of_topic if check.expects(int(offset)))
-    check = next(expecting, of_topic[0])
-    where += f": {check.evidence.at(check.tp, int(offset))}"
+    check = next((check for check in of_topic if check.expects(offset)), of_topic[0])
+    where += f": {check.evidence.at(check.tp, offset)}"
     of_record = (None, None) if is_bare else (value, tuple(rest))
-    content = (where, key, *of_record, ours[REASON], size)
-    return DeadLetter(check.tp.input, int(offset), content)
+    check.take(offset, (where, key, *of_record, ours[REASON], size))
+    return True
 
 
 def _read_sent_until(
@@ -212,10 +197,8 @@ class _InputCheck:
     def __post_init__(self) -> None:
         evidence, tp = self.evidence, self.tp
         self._is_late = self.table == tables.LATE
-        self._sent = [np.array([], np.int64)]
         own: list[Condition] = [("partition", "=", tp.partition)]
-        since = evidence.cursor_of(tp).next_offset
-        own.append(("offset", ">=", since))
+        own.append(("offset", ">=", evidence.cursor_of(tp).next_offset))
         if self._is_late:
             own.append(("batch", "<=", evidence.last_batch))
             read_from, where = tables.LATE, of_input(tp.input, [own])
@@ -224,59 +207,64 @@ class _InputCheck:
             read_from = tables.bronze(tp.input.source)
             where = of_topic(tp.input, [[*own, refused]])
         names = ["offset", *(["batch"] if self._is_late else [])]
-        rows = evidence.reader.select(read_from, names, where)
-        self._rows = rows.sort_by("offset")
-        self._offsets = np.unique(numbers(rows["offset"]))
-        self._expected = 0
+        self._rows = evidence.reader.select(read_from, names, where)
+        self._offsets = np.unique(numbers(self._rows["offset"]))
+        self._letters: dict[int, Row] = {}
+        """By offset, the contents (`_CONTENT`) of letters that were not checked yet: each value is
+        None where a letter need not have it."""
+        self._judged = 0
+        """How many of the records were found in the topic, or missing."""
 
     def expects(self, offset: int) -> bool:
-        """Return True if the next letter may be that of the record at this offset; it then counts
-        as read.
-        """
+        """Return True if the next letter may be that of the record at this offset."""
         at = int(np.searchsorted(self._offsets, offset))
-        is_next = at >= self._expected and offset in self._offsets[at : at + 1]
-        self._expected = at + 1 if is_next else self._expected
-        return is_next
+        return offset > self.last and offset in self._offsets[at : at + 1]
 
-    def take(self, letters: list[DeadLetter]) -> None:
-        in_order = []
-        for letter in letters:
-            if letter.offset <= self.last:
-                what = f"it comes after the record at offset {self.last}: a repeat, or out of order"
-                self.report(what, letter.content[0])
-                continue
-            self.last = letter.offset
-            in_order.append(letter)
-        offsets = np.array([letter.offset for letter in in_order], np.int64)
-        self._sent.append(offsets)
+    def take(self, offset: int, content: Row) -> None:
+        """Take note of the next letter."""
+        if offset <= self.last:
+            what = f"it comes after the record at offset {self.last}: a repeat, or out of order"
+            self.report(what, content[0])
+            return
+        if self.last < 0:
+            self._first = offset
+        self.last = offset
+        self._letters[offset] = content
+
+    def check_letters(self, *, is_whole: bool) -> None:
+        """Compare the letters that were taken with the records.
+
+        `is_whole`: False where retention has deleted the first letters.
+        """
+        evidence, letters = self.evidence, self._letters
+        self._letters = {}
+        if not is_whole and self._judged == 0 and letters:
+            self._judged = int(np.searchsorted(self._offsets, min(letters)))
+        offsets = np.array([*letters], np.int64)
         is_known = np.isin(offsets, self._offsets)
-        evidence = self.evidence
         is_asked = is_known & ((offsets + evidence.last_batch) % evidence.one_in == 0)
         is_asked[~is_known] = self._is_judged(offsets[~is_known])
         records = {row["offset"]: row for row in self._records(offsets[is_asked])}
         actual, expected = [], []
-        for i in np.flatnonzero(is_asked).tolist():
-            letter = in_order[i]
-            record = records.get(letter.offset)
+        for offset in offsets[is_asked].tolist():
+            letter, record = letters[offset], records.get(offset)
             if record is not None and _is_forgotten(record):
                 continue
-            if not is_known[i]:
-                self.report(f"{self.table} has no such record", letter.content[0])
+            if offset not in self._offsets:
+                self.report(f"{self.table} has no such record", letter[0])
             elif record is not None:  # else check 1 says so
-                actual.append(letter.content)
+                actual.append(letter)
                 expected.append(self._right(letter, record))
         for difference in compare(actual, expected, _CONTENT, lambda row: row[:1]):
             self.report(f"{difference.differ()} from the record's", *difference.key)
+        if letters:
+            self.check_missing([*letters], self.last + 1)
 
-    def check_missing(self, until: int, *, has_all: bool) -> None:
-        """Check, after the last letter, that no record before an offset is missing.
-
-        `has_all`: False where retention has deleted letters.
-        """
-        sent = np.concatenate(self._sent)
-        begin = 0 if has_all else int(sent.min(initial=MAX_TIME))
-        missing = np.setdiff1d(self._offsets, sent)
-        missing = missing[(missing >= begin) & (missing < until)]
+    def check_missing(self, sent: Sequence[int], until: int) -> None:
+        """Check that no record before an offset is missing."""
+        end = int(np.searchsorted(self._offsets, until))
+        missing = np.setdiff1d(self._offsets[self._judged : end], np.array(sent, np.int64))
+        self._judged = max(self._judged, end)
         missing = missing[~self._is_readded(missing)]
         forgotten = [row["offset"] for row in self._records(missing) if _is_forgotten(row)]
         for offset in np.setdiff1d(missing, forgotten).tolist():
@@ -284,8 +272,8 @@ class _InputCheck:
             what = f"a record of {self.table} is missing, although the topic has later ones"
             self.report(what, where)
 
-    def _right(self, letter: DeadLetter, record: Mapping[str, Any]) -> Row:
-        where, key, value, headers, _, size = letter.content
+    def _right(self, letter: Row, record: Mapping[str, Any]) -> Row:
+        where, key, value, headers, _, size = letter
         has_value, has_all = size is None, headers is not None
         own = tuple((header["key"], header["value"]) for header in record["headers"] or [])
         return (

@@ -33,8 +33,18 @@ def place_of(row: Row) -> str:
     return place(row["partition"], row["merge_key"], row["event_time"], row["tenant"])
 
 
-def _place_of_batch(row: Row, topic: str) -> str:
-    return f"progress: batch {row['batch']}, {topic}[{row['partition']}]"
+_CHECKS: Final[Mapping[str, tuple[str, str | None]]] = {
+    "numbers": ("batches", "silver: generation {generation}"),
+    "repeated": ("rows of silver", None),
+    "closed": ("rows of silver", None),
+    "passed": ("outcomes", "silver: {topic}[{partition}]@{offset}"),
+    "batches": ("batches", "progress: batch {batch}, {topic}[{partition}]"),
+    "decisions": ("batches", "idle_heartbeats: {topic}[{partition}]"),
+    "positions": ("batches", "{at}"),
+    "in_two_messages": ("sink", "silver: {at}"),
+}
+"""By query the check that it belongs to, and where a row of it is (None: the coordinates of a merge
+record). What is wrong there is in the column `what`."""
 
 
 class RowChecks:
@@ -67,66 +77,44 @@ class RowChecks:
 
     def check(self) -> None:
         """Find what is wrong."""
-        numbers = ", ".join(str(each.number) for each in self.evidence.generations)
-        since = self.evidence.generation.from_batch
-        for row in self._rows("numbers", since=since, numbers=numbers):
-            where = f"silver: generation {row['generation']}"
-            self.report["batches"].add(row["what"], where)
-        for query, names in (("repeated", {}), ("closed", {"epochs": self._windows()})):
-            for row in self._rows(query, **names):
-                self.report["rows of silver"].add(row["what"], place_of(row))
-        epochs = self.evidence.epochs[1:] if self.evidence.settings.merge.has_tenants else []
+        evidence = self.evidence
+        numbers = ", ".join(str(each.number) for each in evidence.generations)
+        self._find("numbers", since=evidence.generation.from_batch, numbers=numbers)
+        self._find("repeated")
+        self._find("closed", epochs=self._windows())
+        epochs = evidence.epochs[1:] if evidence.settings.merge.has_tenants else []
         # By new rules a record may be late that has waited for its tenant.
         rejudging = ", ".join(str(epoch.from_batch) for epoch in epochs) or "-1"
-        for row in self._rows("passed", rejudging=rejudging):
-            input_id = InputId(row["source"], row["topic"])
-            where = self.evidence.at(TopicPartition(input_id, row["partition"]), row["offset"])
-            self.report["outcomes"].add(row["what"], f"silver: {where}")
+        self._find("passed", rejudging=rejudging)
         if self._is_merged:
             self._check_batches()
-        for input_id in self.evidence.settings.inputs:
+        for input_id in evidence.settings.inputs:
             self._check_outcomes(input_id)
             if self._is_merged:
-                self._check_positions(input_id)
+                # Every record whose position the clock has reached is passed, and no other.
+                self._find("positions", **self._names(input_id))
 
     def check_messages(self) -> None:
         """Find records that are in two messages, of whichever generations."""
         for input_id in self.evidence.settings.inputs:
-            for row in self._rows("in_two_messages", **self._names(input_id)):
-                at = self.evidence.at(TopicPartition(input_id, row["partition"]), row["at"])
-                what = f"the record is in {row['n']} messages"
-                self.report["sink"].add(what, f"silver: {at}")
+            self._find("in_two_messages", **self._names(input_id))
+
+    def _find(self, query: str, **names: object) -> None:
+        check, place = _CHECKS[query]
+        for row in self._rows(query, **names):
+            where = place_of(row) if place is None else place.format_map(row)
+            self.report[check].add(row["what"], where)
 
     def _check_batches(self) -> None:
-        evidence, findings = self.evidence, self.report["batches"]
-        generation, inputs = evidence.generation, evidence.settings.inputs
+        evidence, inputs = self.evidence, self.evidence.settings.inputs
         every = [TopicPartition(i, p) for i in inputs for p in range(evidence.partitions)]
         found = ((*tp.input, tp.partition, evidence.begin_of(tp)) for tp in every)
         begins = values(("source", "topic", "number", "since_offset"), found)
-        for row in self._rows("batches", epochs=self._windows(), begins=begins):
-            findings.add(row["what"], _place_of_batch(row, row["topic"]))
-        batches = {"since": generation.from_batch, "history": evidence.history_batch}
+        self._find("batches", epochs=self._windows(), begins=begins)
         # A lost lake's decisions, which were read back, are of no batch.
-        is_read_back = str(generation.kind == "sink").upper()
-        for row in self._rows("decisions", is_read_back=is_read_back, **batches):
-            findings.add(row["what"], f"idle_heartbeats: {row['topic']}[{row['partition']}]")
-
-    def _check_positions(self, input_id: InputId) -> None:
-        """Find positions, heads and clocks that bronze does not bear out, and decisions of the idle
-        policy that move nothing.
-
-        Every record whose position the clock has reached is passed, and no other.
-        """
-        for row in self._rows("positions", **self._names(input_id)):
-            where = self.evidence.at(TopicPartition(input_id, row["partition"]), row["at"] // 2)
-            what = "not passed, although the clock has reached its position"
-            if row["batch"] is not None:
-                where = _place_of_batch(row, input_id.topic)
-                what = f"a position or head is {row['position']}, and bronze gives {row['before']}"
-            elif row["decided"] is not None:
-                where = f"idle_heartbeats: {where}"
-                what = f"a decision of batch {row['decided']} moves nothing on from {row['before']}"
-            self.report["batches"].add(what, where)
+        is_read_back = str(evidence.generation.kind == "sink").upper()
+        batches = {"since": evidence.generation.from_batch, "history": evidence.history_batch}
+        self._find("decisions", is_read_back=is_read_back, **batches)
 
     def _check_outcomes(self, input_id: InputId) -> None:
         names = self._names(input_id)
