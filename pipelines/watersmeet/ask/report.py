@@ -490,7 +490,7 @@ class _LakeFigures:
         if matched >= LOW_MATCH or not (reasons := why_incomplete(self.reader, self.settings)):
             return
         caption = (
-            f"Of {sum(reason.records for reason in reasons):,} with parts of one source alone, "
+            f"Of {sum(records for _, records, _ in reasons):,} with parts of one source alone, "
             "among the last that have timed out: how many have this reason, as far as it can be "
             "seen."
         )

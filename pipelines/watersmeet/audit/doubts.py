@@ -10,13 +10,15 @@ for keys that never meet only as long as the lake cannot tell.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import chain
+from itertools import chain, compress, pairwise
+from operator import not_
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,20 +26,7 @@ from watersmeet.ask.answers import quoted, rows
 from watersmeet.audit.partitioning import FIX as FIX_PARTITIONS
 from watersmeet.audit.partitioning import Place, check_places, read_sample
 from watersmeet.configuration.sources import spelled
-from watersmeet.core.columns import row_values, times_ms
-from watersmeet.core.doubts import (
-    APART_IN_PARTITION,
-    APART_IN_TIME,
-    ENOUGH,
-    UNLIKE,
-    Appearance,
-    are_odd,
-    gap_ms,
-    lonely,
-    odd_times,
-    reasons_unmet,
-    why_unmet,
-)
+from watersmeet.core.columns import NULL_TIME, Booleans, row_values, times_ms
 from watersmeet.core.dropped_fields import (
     COLUMNS,
     DroppedFields,
@@ -47,7 +36,13 @@ from watersmeet.core.dropped_fields import (
 )
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.reading import KAFKA, ReadingRules, read_records
+from watersmeet.core.reading import (
+    KAFKA,
+    MILLISECONDS_PER_UNIT,
+    ReadingRules,
+    Reason,
+    read_records,
+)
 from watersmeet.core.times import LAST_EVENT_TIME_MS, duration, set_back_ms, time_zone, utc
 from watersmeet.core.types import TENANT
 from watersmeet.errors import KafkaAccessError, Problem, TopicChangedError
@@ -61,13 +56,14 @@ from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import TableReader, within
 from watersmeet.settings import Settings
 
-FINISHED = 1_000
-"""About how many of the merge records that finished last are read."""
+ENOUGH: Final = 10
+"""Minimum number of merge records, or of a source's keys, for a report that they never meet."""
 
-SPANS = 20
-"""Number of short spans of event time from which merge records are read where a single batch
-finished many more.
-"""
+DECADES_MS: Final = 20 * 365 * 86_400_000
+"""Distance of an event time from Kafka's own timestamp (ms) beyond which it is seldom intended."""
+
+FINISHED = 1_000
+"""Maximum number of the merge records that finished last that are read."""
 
 LAST = 25
 """Number of last offsets of a topic-partition in bronze that are read."""
@@ -84,11 +80,10 @@ complete.
 """
 
 _LAST_BATCHES: Final = (
-    "SELECT min(batch) AS since, sum(n) AS n, min(first) AS first, max(last) AS last FROM ("
-    "SELECT *, sum(n) OVER (ORDER BY batch DESC) - n AS later FROM (SELECT batch, count(*) AS n, "
-    "min(event_time) AS first, max(event_time) AS last FROM merged "
-    f"WHERE {IS_FINISHED} AND batch > (SELECT max(batch) FROM merged) - {FINISHED} "
-    f"GROUP BY batch)) WHERE later < {FINISHED}"
+    "SELECT min(batch) AS since, sum(n) AS n FROM (SELECT *, sum(n) OVER (ORDER BY batch DESC) - n "
+    f"AS later FROM (SELECT batch, count(*) AS n FROM merged WHERE {IS_FINISHED} "
+    f"AND batch > (SELECT max(batch) FROM merged) - {FINISHED} GROUP BY batch)) "
+    f"WHERE later < {FINISHED}"
 )
 
 _FIX_KEYS = (
@@ -101,6 +96,149 @@ _FIX_FORM = (
 _FIX_TIMES = (
     "look at unit and time zone of each source's event time; or give the merge a longer timeout"
 )
+
+
+# -- sources whose records never meet
+
+
+class Appearance(NamedTuple):
+    """Records of one source with one key in a partition, and their extreme event times (ms)."""
+
+    source: str
+    partition: int
+    tenant: str
+    key: str
+    first: int
+    last: int
+
+
+class Lonely(NamedTuple):
+    """Sources none of whose records was found with one of another source.
+
+    `counts`: how often each was found, by its name. `is_every_one`: True where nothing at all was
+    found with records of two sources.
+    """
+
+    counts: Mapping[str, int]
+    is_every_one: bool
+
+
+def lonely(groups: Iterable[Collection[str]]) -> Lonely:
+    """Return the sources that were found at least `ENOUGH` times, and always alone.
+
+    `groups`: for each thing that was found, the sources whose records it holds.
+    """
+    counts = Counter[str]()
+    met = set[str]()
+    is_every_one = True
+    for sources in groups:
+        counts.update(list(sources))
+        if len(sources) > 1:
+            met.update(sources)
+            is_every_one = False
+    return Lonely(
+        {name: n for name, n in counts.items() if n >= ENOUGH and name not in met}, is_every_one
+    )
+
+
+APART_IN_TIME: Final = "event times"
+APART_IN_PARTITION: Final = "partitions"
+UNLIKE: Final = "keys"
+
+
+class Unmet(NamedTuple):
+    """The reason why no record of a source meets one of another.
+
+    `what`: what differs, as far as can be seen. `one` and `other`: two appearances that show it.
+    """
+
+    what: str
+    one: Appearance
+    other: Appearance
+
+
+def reasons_unmet(
+    appearances: Iterable[Appearance],
+) -> Iterator[tuple[str, list[list[Appearance]]]]:
+    """Yield why some appearances did not meet one of another source, and which: in groups of which
+    each would have met. Each is in a group of the first reason that applies:
+
+    - the same key in the same partition is there at other times;
+    - the same key is in other partitions;
+    - keys are the same but for their form (`_FORMS`);
+    - keys just differ; these are one group.
+    """
+    remaining = list(appearances)
+    for kind, same in _SAME:
+        groups = defaultdict[object, list[Appearance]](list)
+        for appearance in remaining:
+            groups[same(appearance)].append(appearance)
+        alone = [len({each.source for each in group}) == 1 for group in groups.values()]
+        if not all(alone):
+            yield kind, [*compress(groups.values(), map(not_, alone))]
+        remaining = [*chain.from_iterable(compress(groups.values(), alone))]
+    if remaining:
+        yield UNLIKE, [remaining]
+
+
+def why_unmet(appearances: Sequence[Appearance]) -> Unmet | None:
+    """Return the first reason why appearances of two sources did not meet, with two of those that
+    lie nearest to each other in time; None where there are no two sources.
+    """
+    first = {each.source: each for each in reversed(appearances)}
+    if len(first) < 2:
+        return None
+    kind, groups = next(reasons_unmet(appearances))
+    if kind == UNLIKE:
+        [(one, _), (other, _)] = Counter(each.source for each in appearances).most_common(2)
+        return Unmet(kind, first[one], first[other])
+    pairs = [
+        pair
+        for group in groups
+        for pair in pairwise(sorted(group, key=lambda each: each.first))
+        if pair[0].source != pair[1].source
+    ]
+    order = [*dict.fromkeys(each.source for each in appearances)]
+    nearest = min(pairs, key=lambda pair: gap_ms(*pair))
+    return Unmet(kind, *sorted(nearest, key=lambda each: order.index(each.source)))
+
+
+def gap_ms(one: Appearance, other: Appearance) -> int:
+    """Return the distance of two appearances in event time (ms), 0 where they overlap."""
+    return max(one.first - other.last, other.first - one.last, 0)
+
+
+def _without_schema_id(key: str) -> str:
+    # The length of an Avro string after the header is left out, too.
+    content = key.encode()
+    if len(content) <= 5 or content[0] != 0:
+        return key
+    rest = content[5:]
+    if rest[0] == 2 * (len(rest) - 1):
+        rest = rest[1:]
+    return rest.decode(errors="replace")
+
+
+_FORMS: Final[Mapping[str, Callable[[str], str]]] = {
+    "a schema id at the beginning of the key (Confluent's wire format)": _without_schema_id,
+    "quotes around the key": lambda key: key.strip('"'),
+    "white space around the key": str.strip,
+    "capital letters": str.casefold,
+    "zeros at the beginning of the key": lambda key: key.lstrip("0"),
+    "hyphens in the key": lambda key: key.replace("-", ""),
+}
+"""By the name of a difference between keys that mean the same, the function that removes it."""
+
+
+def _by_form(take_away: Callable[[str], str]) -> Callable[[Appearance], object]:
+    return lambda appearance: (appearance.tenant, take_away(appearance.key))
+
+
+_SAME: Final[Sequence[tuple[str, Callable[[Appearance], object]]]] = [
+    (APART_IN_TIME, lambda appearance: (appearance.partition, appearance.tenant, appearance.key)),
+    (APART_IN_PARTITION, lambda appearance: (appearance.tenant, appearance.key)),
+    *((name, _by_form(take_away)) for name, take_away in _FORMS.items()),
+]
 
 
 # -- the lake
@@ -139,38 +277,29 @@ def unmet_in_lake(reader: TableReader, settings: Settings) -> list[Problem] | No
     ]
 
 
-class Incomplete(NamedTuple):
-    """Records that lack those of another source: `why`, how many merge records, and `fix`, what
-    helps.
-    """
-
-    why: str
-    records: int
-    fix: str
-
-
-def why_incomplete(reader: TableReader, settings: Settings) -> list[Incomplete]:
-    """Return why merge records have records of one source alone, as far as it can be seen.
+def why_incomplete(reader: TableReader, settings: Settings) -> list[tuple[str, int, str]]:
+    """Return why merge records have records of one source alone, as far as it can be seen, of how
+    many, and what helps.
 
     Only the merge records that finished last are looked at; none where too few have finished.
     """
     alone = [parts[0] for parts in _last_finished(reader, settings) or () if len(parts) == 1]
+    waits = duration(settings.merge.window.gap_ms)
+    why = {
+        APART_IN_TIME: f"another source has the key in the same partition, further away than "
+        f"{waits}",
+        APART_IN_PARTITION: "another source has the key in another partition",
+        UNLIKE: "no other source has the key, of those that were looked at",
+    }
+    if_needed = "nothing, where a source may have no record of a key; else "
     return [
-        Incomplete(*_of_kind(kind, settings, count)) for kind, count in reasons_unmet(alone).items()
+        (
+            why.get(kind, f"another source has the key, but for {kind}"),
+            sum(map(len, groups)),
+            f"{if_needed if kind == UNLIKE else ''}{_FIXES.get(kind, _FIX_FORM)}",
+        )
+        for kind, groups in reasons_unmet(alone)
     ]
-
-
-def _of_kind(kind: str, settings: Settings, count: int) -> tuple[str, int, str]:
-    if kind == APART_IN_TIME:
-        waits = duration(settings.merge.window.gap_ms)
-        why = f"another source has the key in the same partition, further away than {waits}"
-        return why, count, _FIX_TIMES
-    if kind == APART_IN_PARTITION:
-        return "another source has the key in another partition", count, FIX_PARTITIONS
-    if kind == UNLIKE:
-        fix = f"nothing, where a source may have no record of a key; else {_FIX_KEYS}"
-        return "no other source has the key, of those that were looked at", count, fix
-    return f"another source has the key, but for {kind}", count, _FIX_FORM
 
 
 def _last_finished(reader: TableReader, settings: Settings) -> list[list[Appearance]] | None:
@@ -179,21 +308,18 @@ def _last_finished(reader: TableReader, settings: Settings) -> list[list[Appeara
     None where too few have finished.
     """
     found = rows(reader, _LAST_BATCHES)
-    if not found or (count := found[0]["n"] or 0) < ENOUGH:
+    if not found or (found[0]["n"] or 0) < ENOUGH:
         return None
-    sample, first, last = "TRUE", found[0]["first"], found[0]["last"]
-    if count > 10 * FINISHED:  # of a batch that finished many, those of short spans
-        step = (last - first) // SPANS + 1
-        sample = f"(ms(event_time) - {first}) % {step} < {max(1, step * FINISHED // count)}"
     has_parts = ", ".join(
         f"cardinality({quoted(source)}) > 0 AS {quoted(source)}" for source in settings.sources
     )
+    names = ("partition", "tenant", "merge_key", "event_time", "last_event_time")
     finished = rows(
         reader,
         f"SELECT `partition`, tenant, merge_key, event_time, last_event_time, {has_parts} "
-        f"FROM merged WHERE {IS_FINISHED} AND batch >= {found[0]['since']} AND {sample}",
+        f"FROM merged WHERE {IS_FINISHED} AND batch >= {found[0]['since']} "
+        f"ORDER BY batch DESC, event_time DESC, `partition`, tenant, merge_key LIMIT {FINISHED}",
     )
-    names = ("partition", "tenant", "merge_key", "event_time", "last_event_time")
     return [
         [Appearance(source, *(row[n] for n in names)) for source in settings.sources if row[source]]
         for row in finished
@@ -204,6 +330,68 @@ def _against(name: str, appearances: Sequence[Appearance]) -> list[Appearance]:
     """Return the appearances of a source, and those of all others as if of a single source."""
     others = "another source"
     return [a if a.source == name else a._replace(source=others) for a in appearances]
+
+
+class OddTimes(NamedTuple):
+    """Records whose event time is missing, or decades from Kafka's timestamp.
+
+    `odd`: how many of all `records` these are. `event_time` and `kafka_timestamp`: both times of
+    one of them (ms); its event time is None where it was refused. `unit`: the unit in which most
+    event times would be near Kafka's timestamp; None where there is none.
+    """
+
+    odd: int
+    records: int
+    event_time: int | None
+    kafka_timestamp: int
+    unit: str | None
+
+
+def odd_times(records: pa.Table, rules: ReadingRules) -> OddTimes | None:
+    """Return the odd event times among some records, or None unless most are odd.
+
+    `records`: the columns of `KAFKA`. `rules`: those by which the source is read. See `are_odd` for
+    the records that do not count.
+    """
+    read = read_records(records, rules)
+    is_meant, is_near = _near(read)
+    if not are_odd(read):
+        return None
+    near = {rules.unit: int(is_near.sum())}
+    for unit in MILLISECONDS_PER_UNIT.keys() - near.keys():
+        near[unit] = int(_near(read_records(records, replace(rules, unit=unit)))[1].sum())
+    count, best = int(is_meant.sum()), max(near, key=near.__getitem__)
+    example = int(np.flatnonzero(is_meant & ~is_near)[0])
+    time, taken = (int(times_ms(read[n])[example]) for n in ("event_time", "kafka_timestamp"))
+    event_time = None if time == NULL_TIME else time
+    nearest_unit = best if 2 * near[best] > count else None
+    return OddTimes(count - near[rules.unit], count, event_time, taken, nearest_unit)
+
+
+def are_odd(read: pa.Table) -> bool:
+    """Return True where most of some records have no event time near Kafka's timestamp.
+
+    `read`: `kafka_timestamp`, `event_time` and `reason` of each record. Three kinds of records do
+    not count:
+    - those without a timestamp of Kafka's;
+    - those refused for something else than their time;
+    - those skipped.
+    """
+    is_meant, is_near = _near(read)
+    return 2 * int(is_near.sum()) < int(is_meant.sum())
+
+
+def _near(read: pa.Table) -> tuple[Booleans, Booleans]:
+    """Return which records count, and which of them have an event time near Kafka's timestamp."""
+    times, taken = times_ms(read["event_time"]), times_ms(read["kafka_timestamp"])
+    is_read = pc.or_(pc.is_valid(read["event_time"]), pc.is_valid(read["reason"]))
+    is_timed = pc.is_in(read["reason"], value_set=pa.array(_TIMED, pa.string()))
+    is_meant: Booleans = np.asarray(pc.and_(is_timed, is_read)) & (taken >= 0)
+    return is_meant, is_meant & (times != NULL_TIME) & (np.abs(times - taken) <= DECADES_MS)
+
+
+_TIMED: Final = [None, Reason.NO_EVENT_TIME.value, Reason.EVENT_TIME_IN_FUTURE.value]
+"""Reasons of records whose event time was read: None (not refused), or a fault of that time."""
 
 
 def odd_times_in_lake(
@@ -470,21 +658,21 @@ def _problem(
     kind, one, other = difference
     one_key = f"{one.key!r} of {one.source}"
     other_key = f"{other.key!r} of {other.source}"
-    if kind == APART_IN_TIME:
-        allowed = f"the merge waits for {duration(settings.merge.window.gap_ms)}"
-        why = (
-            f"the nearest records of one key, {one.key!r}, lie {duration(gap_ms(one, other))} apart"
-        )
-        return Problem(f"{what}: {why}, and {allowed}", where, _FIX_TIMES)
-    if kind == APART_IN_PARTITION:
-        places = f"{one.partition} of {one.source} and {other.partition} of {other.source}"
-        return Problem(
-            f"{what}: the key {one.key!r} is in the partitions {places}",
-            where,
-            FIX_PARTITIONS,
-        )
-    if kind == UNLIKE:
-        return Problem(f"{what}, such as {one_key} and {other_key}", where, _FIX_KEYS)
-    return Problem(
-        f"{what}: what differs is {kind}, as in {one_key} and {other_key}", where, _FIX_FORM
-    )
+    apart = duration(gap_ms(one, other))
+    why = {
+        APART_IN_TIME: f": the nearest records of one key, {one.key!r}, lie {apart} apart, and the "
+        f"merge waits for {duration(settings.merge.window.gap_ms)}",
+        APART_IN_PARTITION: f": the key {one.key!r} is in the partitions {one.partition} of "
+        f"{one.source} and {other.partition} of {other.source}",
+        UNLIKE: f", such as {one_key} and {other_key}",
+    }
+    form = f": what differs is {kind}, as in {one_key} and {other_key}"
+    return Problem(f"{what}{why.get(kind, form)}", where, _FIXES.get(kind, _FIX_FORM))
+
+
+_FIXES: Final[Mapping[str, str]] = {
+    APART_IN_TIME: _FIX_TIMES,
+    APART_IN_PARTITION: FIX_PARTITIONS,
+    UNLIKE: _FIX_KEYS,
+}
+"""By reason why sources do not meet, what helps; where keys differ in form, `_FIX_FORM` does."""

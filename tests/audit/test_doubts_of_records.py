@@ -8,7 +8,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from watersmeet.core.doubts import (
+from watersmeet.audit.doubts import (
     APART_IN_PARTITION,
     APART_IN_TIME,
     UNLIKE,
