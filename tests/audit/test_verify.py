@@ -29,7 +29,7 @@ from watersmeet.audit import problems
 from watersmeet.audit.evidence import read_evidence
 from watersmeet.audit.problems import Report
 from watersmeet.audit.verify import LOOKS, MOVING, check_tables, verify
-from watersmeet.audit.verify_topics import SINK, read_ends
+from watersmeet.audit.verify_topics import read_topics
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.plan import BatchPlan, Cursor
 from watersmeet.core.silver import in_silver
@@ -886,8 +886,8 @@ def test_every_generation_is_looked_at_where_all_is_wanted_and_else_the_newest(
 def sink_problems(lake: ModelLake) -> list[tuple[str, str]]:
     """What is found in the sink alone."""
     report = Report()
-    sink = read_ends(lake.reader, lake.settings, SINK, lake.settings.publish.topic, 1)
-    check_tables(read_evidence(lake.reader, lake.settings, 1), report, [sink])
+    sink = read_topics(lake.reader, lake.settings, 1, [lake.settings.publish.topic])
+    check_tables(read_evidence(lake.reader, lake.settings, 1), report, sink)
     return [(problem.where, problem.what) for problem in report["sink"].problems]
 
 

@@ -34,7 +34,7 @@ from watersmeet.audit.evidence import End, read_evidence
 from watersmeet.audit.problems import Report
 from watersmeet.audit.verify import check_tables
 from watersmeet.audit.verify_model import Base, Derivation
-from watersmeet.audit.verify_topics import SINK, read_ends
+from watersmeet.audit.verify_topics import read_topics
 from watersmeet.core.model import MergeRecord, PartitionMerge, Record
 from watersmeet.core.plan import TopicPartition
 from watersmeet.engine.choice import open_engine
@@ -511,9 +511,9 @@ def test_each_promise_that_is_broken_in_the_sink_is_found(kafka: str, tmp_path: 
     assert producer.flush(30) == 0
     there = settings_with_topics(kafka, tmp_path, "of_tenants", "broken_tenants", **OVERRIDES)
     evidence = read_evidence(lake.reader, there, partitions)
-    sink = read_ends(lake.reader, there, SINK, "broken_tenants", partitions)
+    sink = read_topics(lake.reader, there, partitions, [there.publish.topic])
     report = Report()
-    check_tables(evidence, report, [sink])
+    check_tables(evidence, report, sink)
     every = [f"{problem.where}: {problem.what}" for problem in report["sink"].described()]
     assert len(every) == sum(len(told) for _, told in BROKEN_SINKS), every
     for where, words in (problem for _, told in BROKEN_SINKS for problem in told):

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from tests.faults.flipped import flip
 from tests.lake.conftest import settings_for
-from watersmeet.audit.verify_files import damaged_files
+from watersmeet.audit.verify import damaged_files
 from watersmeet.engine.choice import create_tables
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.errors import TableError, WatersmeetError

@@ -23,7 +23,7 @@ The checks are numbered as in the contract:
    corrections those;
 7. topics of *dead letters* have each late or refused record once, as it came, in order of offset.
 
-With `--full`, the files themselves are compared with their checksums before (`verify_files`).
+With `--full`, the files themselves are compared with their checksums before.
 
 Where rows have been deleted (`keep`), what came before the saved state with which history begins is
 not judged.
@@ -48,6 +48,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -72,24 +73,14 @@ from watersmeet.audit.verify_bronze import (
     extend_beyond,
     read_logs,
 )
-from watersmeet.audit.verify_dead_letters import (
-    DeadLetterTopic,
-    check_dead_letters,
-    read_dead_letter_topics,
-)
-from watersmeet.audit.verify_files import damaged_files
+from watersmeet.audit.verify_dead_letters import check_dead_letters
 from watersmeet.audit.verify_rows import RowChecks
 from watersmeet.audit.verify_silver import (
     PartitionCheck,
     compared_columns,
     read_base,
 )
-from watersmeet.audit.verify_topics import (
-    CORRECTIONS,
-    SINK,
-    TopicEnds,
-    read_ends,
-)
+from watersmeet.audit.verify_topics import KINDS, Topic, read_topics
 from watersmeet.core.plan import TopicPartition
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
@@ -98,6 +89,7 @@ from watersmeet.lake.history import Generation, History, read_history
 from watersmeet.lake.identity import check_identity, kept_facts
 from watersmeet.lake.lease import SILENCE_S, change_under_way, is_dead
 from watersmeet.lake.location import Lake
+from watersmeet.lake.log_files import LAST_VACUUM, LOG, damaged_file, is_intact
 from watersmeet.lake.restored import deleted_tables
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.state import check_bases
@@ -181,26 +173,21 @@ def _is_changing(snapshot: Snapshot) -> bool:
 
 
 class _Topics(NamedTuple):
-    """The topics that exist, as they were before the tables were read."""
+    """The topics that exist, as they were before the tables were read: bounds of those of sources,
+    and those that gold writes.
+    """
 
     bounds: Bounds
-    sequences: Sequence[TopicEnds]
-    dead_letters: Sequence[DeadLetterTopic]
+    written: Sequence[Topic]
 
 
 def _read_topics(reader: TableReader, settings: Settings, timeout_s: float) -> tuple[_Topics, int]:
     cluster = Cluster(settings.kafka, timeout_s)
     counts = cluster.partition_counts(topics_of(settings))
     partitions = co_partitioned(settings, counts)
-    publish = settings.publish
-    sequences = [
-        read_ends(reader, settings, kind, topic, partitions)
-        for kind, topic in ((SINK, publish.topic), (CORRECTIONS, publish.corrections_topic))
-        if topic is not None and topic in counts
-    ]
-    dead_letters = read_dead_letter_topics(reader, settings, partitions, counts)
+    written = read_topics(reader, settings, partitions, counts)
     bounds = {i: cluster.bounds(i.topic, partitions) for i in settings.inputs}
-    return _Topics(bounds, sequences, dead_letters), partitions
+    return _Topics(bounds, written), partitions
 
 
 @contextmanager
@@ -276,6 +263,29 @@ def _check_once(
     return answer(findings, notes), snapshot
 
 
+def damaged_files(reader: TableReader, settings: Settings) -> Findings:
+    """Find data files of the tables as they are now, and files of their logs, that do not have the
+    content that was written.
+    """
+    findings = Findings("files")
+    lake = Lake(settings)
+    if lake.folder is None:
+        return findings
+    for table in lake.layout:
+        folder = lake.folder / table
+        for checksum in sorted(folder.rglob(".*.crc")):
+            file = checksum.with_name(checksum.name.removeprefix(".").removesuffix(".crc"))
+            # Nothing relies on the note of a vacuum, so that a power cut may tear it.
+            if file.name == LAST_VACUUM or not file.exists() or is_intact(file):
+                continue
+            is_of_log = file.suffix != ".parquet" or LOG in file.parts
+            # Spark may be about to write what no commit names yet.
+            if is_of_log or reader.has_data_file(table, file.name):
+                problem = damaged_file(table, str(file.relative_to(folder))).problem
+                findings.add(problem.what, table, problem.fix)
+    return findings
+
+
 def has_lake(reader: TableReader, settings: Settings) -> bool:
     """Return True where there is any table of the lake."""
     return any(map(reader.exists, tables.layout(settings)))
@@ -284,11 +294,11 @@ def has_lake(reader: TableReader, settings: Settings) -> bool:
 def _orphaned(topics: _Topics) -> Findings:
     """Find topics with messages of a lake that is not there."""
     findings = Findings("tables")
-    for each in topics.sequences:
-        if any(first < end for first, end in each.bounds.values()):
+    for each in topics.written:
+        if each.table in KINDS and any(first < end for first, end in each.bounds.values()):
             findings.add(
                 "it has messages, and there is no lake that has published them",
-                each.topic,
+                each.name,
                 "correct `lake`, or begin a new lake with `kafka.start: sink`, which takes them up",
             )
     return findings
@@ -325,10 +335,11 @@ def _check_generation(evidence: Evidence, topics: _Topics, report: Report) -> li
     if is_newest:
         check_places(evidence, report["places"])
     key_partitions = KeyPartitions()
-    sequences = topics.sequences if is_newest else ()
+    written = topics.written if is_newest else ()
+    sequences = [topic for topic in written if topic.table in KINDS]
     check_tables(evidence, report, sequences, topics.bounds, key_partitions)
-    for topic in topics.dead_letters if is_newest else ():
-        for p in range(evidence.partitions):
+    for topic, p in product(written, range(evidence.partitions)):
+        if topic.table not in KINDS:
             check_dead_letters(evidence, p, topic, report[f"dead letters of {topic.table}"])
     notes = list[str]()
     if not settings.repartitioned and (split_keys := key_partitions.note()) is not None:
@@ -345,7 +356,7 @@ def _check_generation(evidence: Evidence, topics: _Topics, report: Report) -> li
 def check_tables(
     evidence: Evidence,
     report: Report,
-    sequences: Sequence[TopicEnds] = (),
+    sequences: Sequence[Topic] = (),
     bounds: Bounds = NO_BOUNDS,
     key_partitions: KeyPartitions | None = None,
 ) -> None:
@@ -374,7 +385,7 @@ class _Group:
     bounds: Bounds
     key_partitions: KeyPartitions | None
 
-    def run(self, sequences: Sequence[TopicEnds], erasing: Set[tuple[int, str, str]]) -> None:
+    def run(self, sequences: Sequence[Topic], erasing: Set[tuple[int, str, str]]) -> None:
         evidence = self.evidence
         self.logs = read_logs(evidence, self.partitions)
         late: list[Condition] = [("status", "=", "late"), ("u", "is not null", None)]

@@ -4,11 +4,10 @@ came, in order of offset.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from watersmeet.audit.comparison import Row, compare
 from watersmeet.audit.evidence import MAX_TIME, Evidence, Ints, numbers
 from watersmeet.audit.problems import Findings
+from watersmeet.audit.verify_topics import Topic
 from watersmeet.core.columns import row_values
 from watersmeet.core.dead_letters import (
     LATE,
@@ -27,19 +27,15 @@ from watersmeet.core.dead_letters import (
     VALUE_BYTES,
     next_offsets,
 )
-from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import FORGOTTEN
 from watersmeet.core.sequence import LIFE
-from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.newest import row_ends
 from watersmeet.lake.pieces import records_at
-from watersmeet.lake.published import last_letters
-from watersmeet.lake.table_reader import Condition, TableReader
-from watersmeet.settings import Settings
+from watersmeet.lake.table_reader import Condition
 
 READ = 5_000
 """Maximum number of dead letters that are in memory at a time, with the records that they were.
@@ -51,45 +47,7 @@ _COORDINATES = (REASON, TOPIC, PARTITION, OFFSET)
 _CONTENT: Final = ("where", "key", "value", "headers", "reason", "bytes")
 
 
-class DeadLetterTopic(NamedTuple):
-    """A topic of dead letters, and the table whose records it has (`late` or `quarantine`).
-
-    - `bounds`: by partition, the first offset that it has and the exclusive end, when it was looked
-      at.
-    - `noted`: by topic-partition, up to which offset records were noted as sent.
-    """
-
-    table: str
-    name: str
-    bounds: Mapping[int, tuple[int, int]]
-    noted: Mapping[TopicPartition, int]
-
-    @property
-    def repair_hint(self) -> str:
-        """Instruction to repair the topic: what is in it cannot be changed."""
-        return f"name a new topic in publish.{self.table}_topic: gold fills it from {self.table}"
-
-
-def read_dead_letter_topics(
-    reader: TableReader, settings: Settings, partitions: int, counts: Mapping[str, int]
-) -> list[DeadLetterTopic]:
-    """Return the ends of the topics of dead letters as they are now.
-
-    `counts`: has the topics that exist. What was noted as sent is read first, so it is in the
-    topic. Raises KafkaTransientError and the other errors of Kafka.
-    """
-    cluster = Cluster(settings.kafka)
-    topics = []
-    for table, name in settings.publish.dead_letter_topics.items():
-        if name in counts:
-            noted = last_letters(reader, cluster.identified(name))
-            topics.append(DeadLetterTopic(table, name, cluster.bounds(name, partitions), noted))
-    return topics
-
-
-def check_dead_letters(
-    evidence: Evidence, number: int, topic: DeadLetterTopic, findings: Findings
-) -> None:
+def check_dead_letters(evidence: Evidence, number: int, topic: Topic, findings: Findings) -> None:
     """Check one partition of a topic of dead letters.
 
     It has each source's records in order of offset, each once, with reason, place, key, value and
@@ -100,7 +58,7 @@ def check_dead_letters(
     a sample of the records, or for all.
     """
     settings = evidence.settings
-    report = partial(findings.add, fix=topic.repair_hint)
+    report = partial(findings.add, fix=topic.fix)
     checks = [
         _InputCheck(evidence, TopicPartition(input_id, number), topic.table, topic.name, report)
         for input_id in settings.inputs

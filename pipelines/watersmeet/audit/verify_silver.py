@@ -16,7 +16,7 @@ from watersmeet.audit.problems import Report
 from watersmeet.audit.verify_bronze import Log, Records
 from watersmeet.audit.verify_model import Base, Derivation
 from watersmeet.audit.verify_rows import place, place_of
-from watersmeet.audit.verify_topics import MessageCheck, TopicEnds
+from watersmeet.audit.verify_topics import MessageCheck, Topic
 from watersmeet.core.columns import row_values
 from watersmeet.core.correction_model import CorrectionPlace
 from watersmeet.core.inputs import InputId
@@ -55,7 +55,7 @@ class PartitionCheck:
     logs: Mapping[InputId, Log]
     base: Base
     erasing: Set[tuple[int, str, str]]
-    sequences: Sequence[TopicEnds]
+    sequences: Sequence[Topic]
     report: Report
 
     def __post_init__(self) -> None:

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,9 +18,14 @@ from watersmeet.audit.comparison import Row, as_dicts, compare
 from watersmeet.audit.evidence import Evidence, timestamp_of
 from watersmeet.audit.problems import Report
 from watersmeet.audit.verify_rows import place_of
-from watersmeet.audit.verify_validity import evaluated
+from watersmeet.core.columns import lengths
 from watersmeet.core.inputs import InputId
-from watersmeet.core.message import correction_header_bytes
+from watersmeet.core.message import (
+    as_read,
+    correction_header_bytes,
+    message_bytes,
+    message_values,
+)
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import (
     CORRECTED,
@@ -36,10 +43,13 @@ from watersmeet.core.sequence import (
 from watersmeet.core.sequence import (
     Sequence as Order,
 )
+from watersmeet.core.types import TIME
+from watersmeet.expressions.publish import Expressions
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
-from watersmeet.lake.history import Generation
-from watersmeet.lake.published import last_tails
+from watersmeet.lake import tables
+from watersmeet.lake.history import Epoch, Epochs, Generation
+from watersmeet.lake.published import last_letters, last_tails
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 
@@ -51,51 +61,72 @@ class Kind(NamedTuple):
 
     - `topic`: the topic, for a sentence.
     - `headers`: the headers that are compared, by the names that sentences give them.
-    - `fix`: how to repair the topic.
     """
 
     sequence: Order
     topic: str
     headers: Mapping[str, str]
-    fix: str
 
 
-SINK: Final = Kind(
-    MERGED,
-    "sink",
-    {"id": ID},
-    "name a new topic in publish.topic: gold fills it from silver",
-)
-CORRECTIONS: Final = Kind(
-    CORRECTED,
-    "topic of corrections",
-    {"id": ID, "version": VERSION, "late": LATE},
-    "delete the topic: gold fills a new one from the table corrections",
-)
+KINDS: Final = {
+    MERGED.table: Kind(MERGED, "sink", {"id": ID}),
+    CORRECTED.table: Kind(
+        CORRECTED, "topic of corrections", {"id": ID, "version": VERSION, "late": LATE}
+    ),
+}
+"""The sequences by the table that has their rows."""
 
 
-class TopicEnds(NamedTuple):
-    """A sequence's topic, up to where it ended when it was looked at.
+class Topic(NamedTuple):
+    """A topic that gold writes, up to where it ended when it was looked at.
 
-    - `topic`: its name.
+    - `table`: has the rows that the topic has messages of.
     - `bounds`: by partition, the first offset and the exclusive end offset.
-    - `noted`: by partition, the last number that `published` had before that.
+    - `noted`: what `published` had before that: by partition the last number, or by topic-partition
+      up to which offset dead letters were sent.
     """
 
-    kind: Kind
-    topic: str
+    table: str
+    name: str
     bounds: Mapping[int, tuple[int, int]]
-    noted: Mapping[int, int]
+    noted: Mapping[Any, int]
+
+    @property
+    def fix(self) -> str:
+        """Instruction to repair the topic: what is in it cannot be changed."""
+        return _FIXES[self.table]
 
 
-def read_ends(
-    reader: TableReader, settings: Settings, kind: Kind, topic: str, partitions: int
-) -> TopicEnds:
-    """Return the ends of a sequence's topic, which exists, as they are now."""
-    cluster = Cluster(settings.kafka)
-    name = cluster.identified(topic)
-    noted = {p: tail.seq for p, tail in last_tails(reader, kind.sequence, name).items()}
-    return TopicEnds(kind, topic, cluster.bounds(topic, partitions), noted)
+_NEW_TOPIC: Final = "name a new topic in publish."
+_FIXES: Final = {
+    MERGED.table: f"{_NEW_TOPIC}topic: gold fills it from silver",
+    CORRECTED.table: "delete the topic: gold fills a new one from the table corrections",
+    tables.LATE: f"{_NEW_TOPIC}late_topic: gold fills it from late",
+    tables.QUARANTINE: f"{_NEW_TOPIC}quarantine_topic: gold fills it from quarantine",
+}
+
+
+def read_topics(
+    reader: TableReader, settings: Settings, partitions: int, existing: Collection[str]
+) -> list[Topic]:
+    """Return the topics that gold writes and that exist, as they are now.
+
+    What was noted is read first, so it is in the topic. Raises KafkaTransientError and the other
+    errors of Kafka.
+    """
+    cluster, publish = Cluster(settings.kafka), settings.publish
+    names = {MERGED.table: publish.topic, CORRECTED.table: publish.corrections_topic}
+    topics = []
+    for table, name in {**names, **publish.dead_letter_topics}.items():
+        if name is not None and name in existing:
+            sink = cluster.identified(name)
+            noted: Mapping[Any, int] = (
+                {p: tail.seq for p, tail in last_tails(reader, KINDS[table].sequence, sink).items()}
+                if table in KINDS
+                else last_letters(reader, sink)
+            )
+            topics.append(Topic(table, name, cluster.bounds(name, partitions), noted))
+    return topics
 
 
 class Message(NamedTuple):
@@ -121,16 +152,16 @@ class TopicCheck:
     Under `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again.
     """
 
-    def __init__(self, evidence: Evidence, number: int, ends: TopicEnds, report: Report) -> None:
+    def __init__(self, evidence: Evidence, number: int, topic: Topic, report: Report) -> None:
         self.evidence = evidence
         self.number = number
-        self.kind = ends.kind
-        self.columns = (*_CONTENT[:-1], *ends.kind.headers)
-        self.findings = report[ends.kind.topic]
-        self.topic = f"{ends.topic}[{number}]"
-        self.noted = ends.noted.get(number, -1)
+        self.kind = KINDS[topic.table]
+        self.columns = (*_CONTENT[:-1], *self.kind.headers)
+        self.report = partial(report[self.kind.topic].add, fix=topic.fix)
+        self.topic = f"{topic.name}[{number}]"
+        self.noted = topic.noted.get(number, -1)
         self.delivery = evidence.settings.publish.delivery
-        self._range = Range(ends.topic, number, *ends.bounds.get(number, (0, 0)))
+        self._range = Range(topic.name, number, *topic.bounds.get(number, (0, 0)))
         self._is_cut = self._range.from_offset > 0
         self._read: list[Message] = []
         self._later: list[Row] = []
@@ -168,7 +199,7 @@ class TopicCheck:
             at = difference.key
             if difference.columns:
                 what = f"{difference.differ()} from the row of {self._table}"
-                self.findings.add(what, by_place[at], self.kind.fix)
+                self.report(what, by_place[at])
             elif difference.actual and not difference.expected:
                 self._check_unknown(at, compared)
             elif not difference.actual:
@@ -180,7 +211,7 @@ class TopicCheck:
         is_empty = self._first is None or self._seq is None
         if not is_empty and self.delivery != "at_most_once" and self.noted > (self._seq or 0):
             what = f"the last message has seq {self._seq}, and {self.noted} was published"
-            self.findings.add(what, self._where, self.kind.fix)
+            self.report(what, self._where)
 
     def last_of(self, generation: Generation) -> Place | None:
         """Return the place of a generation's last message; None: it goes on."""
@@ -204,7 +235,7 @@ class TopicCheck:
         elif message.place <= self._last:
             what = f"{message.content[4]} is not in the order of publication"
         if what is not None:
-            self.findings.add(what, where, self.kind.fix)
+            self.report(what, where)
         self._seq = seq if self._seq is None else max(seq, self._seq)
         self._last = max(message.place, self._last)
         self._where = where
@@ -224,7 +255,7 @@ class TopicCheck:
             values = self.kind.sequence.values(at).items()
             text = ", ".join(f"{name} {value!r}" for name, value in values if value != "")
             what = f"no row of {self._table} has this message: {text}"
-            self.findings.add(what, where, self.kind.fix)
+            self.report(what, where)
             return
 
     def _check_missing(self, at: Place, row: Row) -> None:
@@ -236,7 +267,7 @@ class TopicCheck:
         ):  # else retention has deleted messages
             what = f"a row of {self._table} is missing in the {self.kind.topic}"
             where = f"{self.topic}: {self._subject(row)}"
-            self.findings.add(f"{what}, which has later ones", where, self.kind.fix)
+            self.report(f"{what}, which has later ones", where)
 
     def _subject(self, content: Row) -> str:
         version = f"version {content[5]} of " if len(content) > len(_CONTENT) else ""
@@ -277,7 +308,7 @@ class TopicCheck:
                 tail = self.kind.sequence.parse(own, timeout_ms)
             except ValueError:
                 what = f"not a message of Watersmeet: its headers are of no row of {self._table}"
-                self.findings.add(what, f"{self.topic}@{offset}", self.kind.fix)
+                self.report(what, f"{self.topic}@{offset}")
                 continue
             timestamp = time // 1000
             texts = (
@@ -306,12 +337,14 @@ class MessageCheck:
 
     evidence: Evidence
     number: int
-    ends: Sequence[TopicEnds]
+    sequences: Sequence[Topic]
     corrected_keys: Collection[tuple[str, str]]
     report: Report
 
     def __post_init__(self) -> None:
-        self.topics = [TopicCheck(self.evidence, self.number, e, self.report) for e in self.ends]
+        self.topics = [
+            TopicCheck(self.evidence, self.number, e, self.report) for e in self.sequences
+        ]
         # Of the generation that is looked at: late records of one correct no rows of another.
         self._generation: int | None = None
         self._had: dict[str, bool] = {}
@@ -333,7 +366,7 @@ class MessageCheck:
         merged = self._merged(rows.filter(is_merged), is_judged=is_judged)
         corrected = self._corrected(rows.filter(is_corrected), is_judged=is_judged)
         for topic in self.topics:
-            content = merged if topic.kind is SINK else corrected
+            content = merged if topic.kind.sequence is MERGED else corrected
             until: Place = () if clock is None else (clock + 1,)
             # What the next generation publishes is behind the tail at which it began.
             last = topic.last_of(generation)
@@ -454,3 +487,66 @@ class MessageCheck:
         return row["closed_at"] is None or evidence.is_unpublished(
             sequence, self.number, sequence.place(row)
         )
+
+
+# -- rows by the user's own expressions
+
+
+def evaluated(rows: pa.Table, epochs: Epochs, header_bytes: int = 0) -> pa.Table:
+    """Return merge records, or corrections, judged by the `publish` of their epochs, with `told`,
+    the value of their message, and `fault`, why they are not valid: `too_large`, or what the
+    predicate says; null: they are.
+
+    `header_bytes`: the size of the headers of a message beside those of `message_bytes`.
+    """
+    numbers = epochs.numbers_of(rows["batch"].to_numpy())
+    by_epoch = [
+        _in_epoch(rows.take(pa.array(np.flatnonzero(numbers == i))), epoch, header_bytes)
+        for i, epoch in enumerate(epochs)
+        if (numbers == i).any()
+    ]
+    order = np.argsort(np.argsort(numbers, kind="stable"), kind="stable")
+    return pa.concat_tables(by_epoch).take(pa.array(order))
+
+
+def _in_epoch(rows: pa.Table, epoch: Epoch, header_bytes: int) -> pa.Table:
+    publish = epoch.settings.publish
+    expressions = Expressions.of(epoch.settings)
+    stored = rows
+    for name in ("event_time", "last_event_time"):
+        stored = stored.set_column(
+            stored.column_names.index(name), name, pc.multiply(rows[name], 1000).cast(TIME)
+        )
+    sources = epoch.settings.sources
+    readable = as_read(stored, {name: source.value_type for name, source in sources.items()})
+    if expressions.value is None:
+        types = {name: source.read_type for name, source in sources.items()}
+        told = _values(as_read(stored, types), list(sources))
+    else:
+        told = expressions.messages(readable).values
+    parts = sum(np.asarray(pc.list_value_length(rows[name])) for name in sources)
+    sizes = message_bytes(*(lengths(c) for c in (told, rows["merge_key"], rows["tenant"])))
+    is_too_large = pa.array(sizes + header_bytes > publish.max_bytes)
+    fault = pc.coalesce(
+        pc.if_else(pa.array(parts == 0), "too_large", None),
+        expressions.refusals(readable),
+        pc.if_else(is_too_large, "too_large", None),
+    )
+    return rows.append_column("fault", fault).append_column("told", told)
+
+
+def _values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:
+    """Return the default value of each row's message.
+
+    Null for a row that can have none, since something in it is null.
+    """
+    try:
+        return message_values(rows, sources)
+    except ValueError:
+        if rows.num_rows == 1:
+            return pa.chunked_array([pa.nulls(1, pa.large_binary())])
+    half = rows.num_rows // 2
+    return pa.chunked_array(
+        [*_values(rows[:half], sources).chunks, *_values(rows[half:], sources).chunks],
+        pa.large_binary(),
+    )
