@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow as pa
 import pytest
 
+from tests.support.configurations import settings_for
 from watersmeet.audit.doubts import (
     APART_IN_PARTITION,
     APART_IN_TIME,
     UNLIKE,
     Appearance,
-    OddTimes,
     lonely,
     odd_times,
     why_unmet,
 )
 from watersmeet.core.reading import KAFKA, ReadingRules
+from watersmeet.core.times import utc
+from watersmeet.errors import Problem
 
 NOW_MS = 1_767_225_600_000
 YEAR_MS = 365 * 86_400_000
@@ -39,8 +42,9 @@ def records(times: list[Any], taken_ms: int = NOW_MS) -> pa.Table:
     return pa.Table.from_pylist(rows, KAFKA)
 
 
-def odd(times: list[Any], unit: str = "ms", taken_ms: int = NOW_MS) -> OddTimes | None:
-    return odd_times(records(times, taken_ms), ReadingRules((("ts",),), 86_400_000, unit=unit))
+def odd(folder: Path, times: list[Any], unit: str = "ms", taken_ms: int = NOW_MS) -> list[Problem]:
+    rules = ReadingRules((("ts",),), 86_400_000, unit=unit)
+    return [*odd_times(settings_for(folder), "orders", records(times, taken_ms), rules)]
 
 
 PER_UNIT = {"s": 1000, "ms": 1, "us": 1 / 1000, "ns": 1 / 1_000_000}
@@ -48,20 +52,18 @@ PER_UNIT = {"s": 1000, "ms": 1, "us": 1 / 1000, "ns": 1 / 1_000_000}
 
 @pytest.mark.parametrize("configured", PER_UNIT)
 @pytest.mark.parametrize("meant", PER_UNIT)
-def test_the_unit_that_fits_is_named_whatever_is_configured(configured: str, meant: str) -> None:
-    found = odd([int(NOW_MS / PER_UNIT[meant]) + n for n in range(20)], configured)
-    if configured == meant:
-        assert found is None
-    else:
-        assert found is not None
-        assert (found.odd, found.records, found.unit, found.kafka_timestamp) == (
-            20,
-            20,
-            meant,
-            NOW_MS,
-        )
+def test_the_unit_that_fits_is_named_whatever_is_configured(
+    tmp_path: Path, configured: str, meant: str
+) -> None:
+    found = odd(tmp_path, [int(NOW_MS / PER_UNIT[meant]) + n for n in range(20)], configured)
+    assert len(found) == (configured != meant)
+    for what, where, fix in found:
+        assert what.startswith("20 of the last 20 records have event times decades from")
+        assert what.endswith(f"where Kafka has {utc(NOW_MS)}")
         is_refused = PER_UNIT[configured] > PER_UNIT[meant]  # it would be after the year 9999
-        assert (found.event_time is None) == is_refused
+        assert ("or none: no event time" in what) == is_refused
+        assert where == "sources.orders.event_time"
+        assert fix.startswith(f"`unit: {meant}` would fit")
 
 
 @pytest.mark.parametrize(
@@ -75,16 +77,23 @@ def test_the_unit_that_fits_is_named_whatever_is_configured(configured: str, mea
         ([], None),
     ],
 )
-def test_where_no_unit_fits_none_is_named(times: list[Any], count: int | None) -> None:
-    found = odd(times)
-    assert (None if found is None else found.odd) == count
-    assert found is None or found.unit is None
+def test_where_no_unit_fits_none_is_named(
+    tmp_path: Path, times: list[Any], count: int | None
+) -> None:
+    found = odd(tmp_path, times)
+    assert [problem.what.split(" of the last ")[0] for problem in found] == [str(count)] * bool(
+        count
+    )
+    assert not any("would fit" in problem.fix for problem in found)
 
 
-def test_what_kafka_gave_no_time_or_was_refused_for_something_else_does_not_count() -> None:
-    assert odd([5] * 20, taken_ms=-1) is None
+def test_what_kafka_gave_no_time_or_was_refused_for_something_else_does_not_count(
+    tmp_path: Path,
+) -> None:
+    assert odd(tmp_path, [5] * 20, taken_ms=-1) == []
     undecodable = records([5] * 20).set_column(6, "value", pa.array([b"{"] * 20))
-    assert odd_times(undecodable, ReadingRules((("ts",),), 86_400_000)) is None
+    rules = ReadingRules((("ts",),), 86_400_000)
+    assert [*odd_times(settings_for(tmp_path), "orders", undecodable, rules)] == []
 
 
 # -- what never meets

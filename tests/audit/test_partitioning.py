@@ -59,10 +59,10 @@ def test_without_keys_there_is_nothing_to_tell() -> None:
 
 def test_a_record_away_from_its_keys_partition_is_named() -> None:
     findings, right = Findings("keys"), expected_partition(b"a", PARTITIONS)
-    check_key_partition(Place("a", "orders", "orders", right, 3), PARTITIONS, findings)
+    check_key_partition(Place(tp_of("orders", right), 3, "a"), PARTITIONS, findings)
     assert findings.problems == []
     check_key_partition(
-        Place("a", "orders", "orders", (right + 1) % PARTITIONS, 4), PARTITIONS, findings
+        Place(tp_of("orders", (right + 1) % PARTITIONS), 4, "a"), PARTITIONS, findings
     )
     [problem] = findings.problems
     assert problem.where == f"orders[{(right + 1) % PARTITIONS}]@4"

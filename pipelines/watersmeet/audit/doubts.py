@@ -332,40 +332,35 @@ def _against(name: str, appearances: Sequence[Appearance]) -> list[Appearance]:
     return [a if a.source == name else a._replace(source=others) for a in appearances]
 
 
-class OddTimes(NamedTuple):
-    """Records whose event time is missing, or decades from Kafka's timestamp.
+def odd_times(
+    settings: Settings, source: str, records: pa.Table, rules: ReadingRules
+) -> Iterator[Problem]:
+    """Yield a problem if most of some records of a source have no event time near Kafka's
+    timestamp, with the unit in which most would; see `are_odd` for the records that do not count.
 
-    `odd`: how many of all `records` these are. `event_time` and `kafka_timestamp`: both times of
-    one of them (ms); its event time is None where it was refused. `unit`: the unit in which most
-    event times would be near Kafka's timestamp; None where there is none.
-    """
-
-    odd: int
-    records: int
-    event_time: int | None
-    kafka_timestamp: int
-    unit: str | None
-
-
-def odd_times(records: pa.Table, rules: ReadingRules) -> OddTimes | None:
-    """Return the odd event times among some records, or None unless most are odd.
-
-    `records`: the columns of `KAFKA`. `rules`: those by which the source is read. See `are_odd` for
-    the records that do not count.
+    `records`: the columns of `KAFKA`. `rules`: those by which the source is read.
     """
     read = read_records(records, rules)
-    is_meant, is_near = _near(read)
     if not are_odd(read):
-        return None
+        return
+    is_meant, is_near = _near(read)
     near = {rules.unit: int(is_near.sum())}
     for unit in MILLISECONDS_PER_UNIT.keys() - near.keys():
         near[unit] = int(_near(read_records(records, replace(rules, unit=unit)))[1].sum())
     count, best = int(is_meant.sum()), max(near, key=near.__getitem__)
     example = int(np.flatnonzero(is_meant & ~is_near)[0])
     time, taken = (int(times_ms(read[n])[example]) for n in ("event_time", "kafka_timestamp"))
-    event_time = None if time == NULL_TIME else time
-    nearest_unit = best if 2 * near[best] > count else None
-    return OddTimes(count - near[rules.unit], count, event_time, taken, nearest_unit)
+    time_text = "no event time" if time == NULL_TIME else f"the event time {utc(time)}"
+    what = (
+        f"{count - near[rules.unit]:,} of the last {count:,} records have event times decades from "
+        f"Kafka's own timestamps, or none: {time_text} where Kafka has {utc(taken)}"
+    )
+    kept = settings.sources[source].time
+    fix = "look at the field and its unit; leave it, where the records are meant to be so old"
+    if 2 * near[best] > count and kept is not None:
+        written = f"event_time: {spelled(kept.changed(unit=best).model_dump())}"
+        fix = f"`unit: {best}` would fit: `{written}`, which a lake that has begun gets by `evolve`"
+    yield Problem(what, f"sources.{source}.event_time", fix)
 
 
 def are_odd(read: pa.Table) -> bool:
@@ -408,7 +403,7 @@ def odd_times_in_lake(
         table = tables.bronze(input_id.source)
         where = of_topic(input_id, within(last))
         if reader.exists(table) and are_odd(reader.rows(table, _TIMES, where)):
-            problems += _odd(
+            problems += odd_times(
                 settings,
                 input_id.source,
                 reader.rows(table, KAFKA.names, where),
@@ -439,9 +434,8 @@ def doubts_of_newest(reader: TableReader, settings: Settings, ends: Ends) -> lis
         columns = {*_KEYED, *(COLUMNS if input_id.source in find else ())}
         rows_by_input[input_id] = newest(reader, input_id, ends, sorted(columns))
     partitions = 1 + max((tp.partition for tp in ends), default=0)
-    names = settings.input_names
     places = (
-        Place(key, names[input_id], input_id.topic, p, offset, tenant or "")
+        Place(TopicPartition(input_id, p), offset, key, tenant or "")
         for input_id, rows in rows_by_input.items()
         for key, p, offset, tenant in row_values(rows, *_KEYED)
     )
@@ -477,7 +471,7 @@ def check_sample(
     doubts: list[Problem] = []
     appearances: dict[tuple[int, str, str], dict[str, Appearance]] = {}
     fields: dict[str, list[frozenset[str]]] = {}
-    for input_id, name in settings.input_names.items():
+    for input_id in settings.inputs:
         source = input_id.source
         rules = rules_of(settings, source)
         find = None if rules.schema is None else dropped_fields(rules.schema)
@@ -491,14 +485,14 @@ def check_sample(
             values = row_values(read, "partition", "offset", "tenant", "merge_key")
             times = times_ms(read["event_time"]).tolist()
             for (p, offset, tenant, key), time in zip(values, times, strict=True):
-                places.append(Place(key, name, input_id.topic, p, offset, tenant))
+                places.append(Place(TopicPartition(input_id, p), offset, key, tenant))
                 at = appearances.setdefault((p, tenant, key), {})
                 before = at.get(source, Appearance(source, p, tenant, key, time, time))
                 at[source] = before._replace(
                     first=min(before.first, time), last=max(before.last, time)
                 )
         if sample:
-            doubts += _odd(settings, source, pa.Table.from_batches(sample), rules)
+            doubts += odd_times(settings, source, pa.Table.from_batches(sample), rules)
     doubts += _dropped_problems({source: counted(found) for source, found in fields.items()})
     problems = check_places(settings, partitions, places)
     # Keys in different partitions say enough of why they do not meet.
@@ -624,29 +618,6 @@ def local_times_twice(settings: Settings) -> Iterator[Problem]:
                 "offset"
             )
             yield Problem(what, f"sources.{name}.event_time.zone", fix)
-
-
-def _odd(
-    settings: Settings, source: str, records: pa.Table, rules: ReadingRules
-) -> Iterator[Problem]:
-    if (odd := odd_times(records, rules)) is None:
-        return
-    time_text = (
-        "no event time" if odd.event_time is None else f"the event time {utc(odd.event_time)}"
-    )
-    what = (
-        f"{odd.odd:,} of the last {odd.records:,} records have event times decades from Kafka's "
-        f"own timestamps, or none: {time_text} where Kafka has {utc(odd.kafka_timestamp)}"
-    )
-    kept = settings.sources[source].time
-    fix = "look at the field and its unit; leave it, where the records are meant to be so old"
-    if odd.unit is not None and kept is not None:
-        written = f"event_time: {spelled(kept.changed(unit=odd.unit).model_dump())}"
-        fix = (
-            f"`unit: {odd.unit}` would fit: `{written}`, which a lake that has begun gets by "
-            "`evolve`"
-        )
-    yield Problem(what, f"sources.{source}.event_time", fix)
 
 
 def _problem(

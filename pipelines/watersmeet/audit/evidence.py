@@ -169,10 +169,6 @@ class Evidence:
         """Schemas of sources whose values are Avro: by the number of an epoch, then by source."""
         return [avro_schemas(self.reader, epoch.settings) for epoch in self.epochs]
 
-    def at(self, tp: TopicPartition, offset: int) -> str:
-        """Return a record's coordinates in Kafka, for a sentence."""
-        return f"{tp.input.topic}[{tp.partition}]@{offset}"
-
     @property
     def batches(self) -> Sequence[Condition]:
         """Conditions that select the batches of the generation."""

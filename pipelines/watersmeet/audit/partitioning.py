@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from watersmeet.audit.problems import Findings
+from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.repartition import murmur2
 from watersmeet.core.types import NO_TENANT
@@ -52,17 +53,15 @@ _FIX_HOME = (
 
 
 class Place(NamedTuple):
-    """A record with a key, in Kafka. `name`: that of its input."""
+    """A record with a key, in Kafka."""
 
-    key: str
-    name: str
-    topic: str
-    partition: int
+    tp: TopicPartition
     offset: int
+    key: str
     tenant: str = NO_TENANT
 
     def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}]@{self.offset}"
+        return self.tp.at(self.offset)
 
 
 def check_key_partition(place: Place, partitions: int, findings: Findings) -> None:
@@ -70,7 +69,7 @@ def check_key_partition(place: Place, partitions: int, findings: Findings) -> No
 
     For a configuration that repartitions.
     """
-    if (expected_partition := murmur2(place.key.encode()) % partitions) != place.partition:
+    if (expected_partition := murmur2(place.key.encode()) % partitions) != place.tp.partition:
         findings.add(
             f"the key {place.key!r} belongs to partition {expected_partition}: this record never "
             "meets those there",
@@ -94,7 +93,7 @@ class KeyPartitions:
             if number % self._one_in == 0:
                 first, at = self._first.setdefault(number, (tp, offset))
                 if first.partition != tp.partition:
-                    places = f"{_place(first, at)} and {_place(tp, offset)}"
+                    places = f"{first.at(at)} and {tp.at(offset)}"
                     self._split.setdefault(number, places)
         while len(self._first) > KEYS:
             self._one_in *= 2
@@ -113,10 +112,6 @@ class KeyPartitions:
         return f"{what}: {len(self._split):,} of those looked at, such as that of {example}; {FIX}"
 
 
-def _place(tp: TopicPartition, offset: int) -> str:
-    return f"{tp.input.topic}[{tp.partition}]@{offset}"
-
-
 def check_places(settings: Settings, partitions: int, places: Iterable[Place]) -> list[Problem]:
     """Return problems with how the sources are partitioned, judged by where some records are."""
     findings = Findings("kafka")
@@ -124,30 +119,29 @@ def check_places(settings: Settings, partitions: int, places: Iterable[Place]) -
         for place in places:
             check_key_partition(place, partitions, findings)
         return list(findings.described())
-    by_input: dict[str, dict[tuple[str, str], list[Place]]] = {
-        name: {} for name in settings.inputs_by_name
-    }
+    by_input: dict[InputId, dict[tuple[str, str], list[Place]]] = {i: {} for i in settings.inputs}
     for place in places:
-        by_input[place.name].setdefault((place.key, place.tenant), []).append(place)
-    first, *others = by_input.items()
-    for name, keys in others:
-        shared = sorted(keys.keys() & first[1].keys())
+        by_input[place.tp.input].setdefault((place.key, place.tenant), []).append(place)
+    names = settings.input_names
+    (first, of_first), *others = by_input.items()
+    for other, keys in others:
+        shared = sorted(keys.keys() & of_first.keys())
         split_keys = [
-            key for key in shared if not _partitions(keys[key]) & _partitions(first[1][key])
+            key
+            for key in shared
+            if {place.tp.partition for place in keys[key]}.isdisjoint(
+                place.tp.partition for place in of_first[key]
+            )
         ]
         if len(shared) >= ENOUGH and len(split_keys) > SPLIT_SHARE * len(shared):
             example = split_keys[0]
             what = (
-                f"{len(split_keys)} of {len(shared)} keys that {first[0]} and {name} share are in "
-                "different partitions"
+                f"{len(split_keys)} of {len(shared)} keys that {names[first]} and {names[other]} "
+                "share are in different partitions, so that their records never meet"
             )
-            where = f"key {example[0]!r}: {first[1][example][0]} and {keys[example][0]}"
-            findings.add(f"{what}, so that their records never meet", where, FIX)
+            where = f"key {example[0]!r}: {of_first[example][0]} and {keys[example][0]}"
+            findings.add(what, where, FIX)
     return list(findings.described())
-
-
-def _partitions(places: Iterable[Place]) -> set[int]:
-    return {place.partition for place in places}
 
 
 def read_sample(

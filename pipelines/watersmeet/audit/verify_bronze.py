@@ -300,9 +300,7 @@ def check_keys(
     """
     if evidence.settings.repartitioned:
         for offset, (key, _) in keys.items():
-            name = evidence.settings.input_names[tp.input]
-            place = Place(key, name, tp.input.topic, tp.partition, offset)
-            check_key_partition(place, evidence.partitions, findings)
+            check_key_partition(Place(tp, offset, key), evidence.partitions, findings)
 
 
 def check_offsets(
@@ -323,7 +321,7 @@ def check_offsets(
     for offset, rows in records.repeated.items():
         what = f"the record is in bronze {rows} times"
         fix = "delete all but one of the rows with this offset"
-        findings.add(what, where + evidence.at(tp, offset), fix)
+        findings.add(what, where + tp.at(offset), fix)
     first, end = bounds.get(tp.input, {}).get(tp.partition, (0, 0))
     last = evidence.end.until.get(tp, 0) if evidence.following is not None else log.bronze_end
     begin = max(begin, first, log.begin)
@@ -337,7 +335,7 @@ def check_offsets(
             for offset in np.setdiff1d(there, records.offset).tolist():
                 what = "bronze lacks a record that Kafka has"
                 fix = "start a new lake while Kafka still has it"
-                findings.add(what, where + evidence.at(tp, offset), fix)
+                findings.add(what, where + tp.at(offset), fix)
 
 
 def gaps(offsets: Ints, begin: int, end: int) -> list[tuple[int, int]]:

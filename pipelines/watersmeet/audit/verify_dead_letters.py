@@ -112,7 +112,7 @@ def _take(
     is_bare = size is not None and not rest and key is None
     # The sources of one topic have dead letters of their own.
     check = next((check for check in of_topic if check.expects(offset)), of_topic[0])
-    where += f": {check.evidence.at(check.tp, offset)}"
+    where += f": {check.tp.at(offset)}"
     of_record = (None, None) if is_bare else (value, tuple(rest))
     check.take(offset, (where, key, *of_record, ours[REASON], size))
     return True
@@ -226,7 +226,7 @@ class _InputCheck:
         missing = missing[~self._is_readded(missing)]
         forgotten = [row["offset"] for row in self._records(missing) if _is_forgotten(row)]
         for offset in np.setdiff1d(missing, forgotten).tolist():
-            where = f"{self.name}[{self.tp.partition}]: {self.evidence.at(self.tp, offset)}"
+            where = f"{self.name}[{self.tp.partition}]: {self.tp.at(offset)}"
             what = f"a record of {self.table} is missing, although the topic has later ones"
             self.report(what, where)
 

@@ -127,7 +127,7 @@ class RowChecks:
                 erased.setdefault(p, []).append(offset)
                 continue
             what = f"appears {n} times" if n > 1 else "must not be there" if n else "is missing"
-            at = f"{names['bronze']}: {self.evidence.at(TopicPartition(input_id, p), offset)}"
+            at = f"{names['bronze']}: {TopicPartition(input_id, p).at(offset)}"
             self.report["outcomes"].add(f"silver: the record {what}", at)
         for p, offsets in erased.items():
             own = f"`partition` = {p} AND at IN ({', '.join(map(str, offsets))})"

@@ -90,7 +90,7 @@ class PartitionCheck:
         for offset in records.unread:
             self.report["outcomes"].add(
                 "a record with a value was neither read nor refused",
-                at + self.evidence.at(log.tp, offset),
+                at + log.tp.at(offset),
                 "give the row the event time or the reason that its value has, or start a new lake "
                 "while Kafka still has it",
             )

@@ -462,7 +462,7 @@ class MessageCheck:
         if not is_judged:
             return
         tp = TopicPartition(InputId(row["source"], row["topic"]), self.number)
-        where = f"corrections: {evidence.at(tp, row['offset'])}"
+        where = f"corrections: {tp.at(row['offset'])}"
         if not row["version"]:
             self._check_valid(row, False, fault, where)
             return

@@ -35,6 +35,10 @@ class TopicPartition(NamedTuple):
     input: InputId
     partition: int
 
+    def at(self, offset: int) -> str:
+        """Return a record's coordinates in Kafka, for a sentence."""
+        return f"{self.input.topic}[{self.partition}]@{offset}"
+
 
 class OpenTransaction(NamedTuple):
     """The oldest open transaction of a partition."""
