@@ -24,7 +24,15 @@ from watersmeet.core.state import State
 from watersmeet.core.types import DUE, TENANT
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import pieces, tables
-from watersmeet.lake.history import Epoch, Epochs, Generation, Generations, History, read_history
+from watersmeet.lake.history import (
+    Epoch,
+    Epochs,
+    Generation,
+    Generations,
+    History,
+    needed_ms,
+    read_history,
+)
 from watersmeet.lake.progress import last_batch, read_batches
 from watersmeet.lake.published import reached
 from watersmeet.lake.recovered import (
@@ -190,16 +198,19 @@ class Evidence:
         number = self.history.floors.base
         return [("_base", "=", number), ("status", "in", [*tables.UNFINISHED, "late"])]
 
-    @property
-    def closed_before(self) -> list[Condition]:
-        """Conditions that select the merge records of the generation, and their corrections, that
-        were final when history begins.
+    def closed_before(self, partition: int) -> list[Condition]:
+        """Return conditions that select the merge records of a partition, and their corrections,
+        that were final when history begins and that late records may still correct.
         """
+        cursors = {} if self.base is None else self.base.cursors
+        at = min((c.position or 0 for tp, c in cursors.items() if tp.partition == partition))
         return [
+            ("partition", "=", partition),
             ("status", "in", ["timed_out", "correction"]),
             ("batch", ">=", self.generation.from_batch),
             ("batch", "<=", self.history_batch),
             ("closed_at", "is not null", None),
+            ("last_event_time", ">=", at - needed_ms(self.epochs)),
         ]
 
     def cursor_of(self, tp: TopicPartition) -> Cursor:

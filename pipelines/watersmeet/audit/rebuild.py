@@ -33,7 +33,7 @@ from watersmeet.engine import Engine
 from watersmeet.engine.choice import create_tables, open_engine
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.history import generation_body, needed_ms, read_history
+from watersmeet.lake.history import generation_body, read_history
 from watersmeet.lake.identity import (
     REBUILD_BATCH,
     REBUILD_GENERATION,
@@ -273,7 +273,9 @@ def _begin(owner: Owner, evidence: Evidence, state: State) -> None:
     """
     schema = owner.engine.lake.schema(tables.SILVER)
     parts: list[tuple[str, Where]] = [(tables.BASES, [evidence.saved])]
-    parts += [(tables.SILVER, portion) for portion in in_portions(_closed(evidence, state))]
+    if tables.has_corrections(evidence.settings):
+        closed = [evidence.closed_before(p) for p in sorted({tp.partition for tp in state.cursors})]
+        parts += [(tables.SILVER, portion) for portion in in_portions(closed)]
     for table, where in parts:
         by = ("partition", "event_time")
         for rows in read_pieces(evidence.reader, table, schema.names, where, by):
@@ -286,23 +288,6 @@ def _begin(owner: Owner, evidence: Evidence, state: State) -> None:
     plan = BatchPlan(number, ranges, state.clocks, epoch=state.epoch, generation=state.generation)
     batch = in_silver(batch_rows(plan, now_ms()), "batch", schema)
     owner.append(tables.SILVER, batch, facts=facts_of(plan))
-
-
-def _closed(evidence: Evidence, state: State) -> list[Sequence[Condition]]:
-    if not tables.has_corrections(evidence.settings):
-        return []
-    first: dict[int, int] = {}
-    for tp, cursor in state.cursors.items():
-        at = cursor.position or 0
-        first[tp.partition] = min(at, first.get(tp.partition, at))
-    return [
-        [
-            ("partition", "=", p),
-            *evidence.closed_before,
-            ("last_event_time", ">=", at - needed_ms(evidence.epochs)),
-        ]
-        for p, at in sorted(first.items())
-    ]
 
 
 def _batches(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.audit.comparison import Row, as_dicts, as_rows, compare
-from watersmeet.audit.evidence import MAX_TIME, NULL, End, Evidence
+from watersmeet.audit.evidence import NULL, End, Evidence
 from watersmeet.audit.problems import Report
 from watersmeet.audit.verify_bronze import Log, Records
 from watersmeet.audit.verify_model import Base, Derivation
@@ -260,34 +260,33 @@ def read_base(evidence: Evidence, partition: int, late: pa.Table) -> Base:
         since=evidence.since.get(partition),
         corrected_before=None if before is None else CorrectionPlace._make(before),
     )
-    corrected = list(row_values(late, "tenant", "merge_key", "event_time"))
+    corrected = set(row_values(late, "tenant", "merge_key"))
     if evidence.base is not None:
         columns = tables.silver_columns(evidence.settings).names
         saved = [[("partition", "=", partition), *evidence.saved]]
         rows = [*as_dicts(evidence.reader.select(tables.BASES, columns, saved), columns)]
         for row in rows:
             if row["status"] == "late":
-                corrected.append((row["tenant"], row["merge_key"], row["event_time"]))
+                corrected.add((row["tenant"], row["merge_key"]))
                 row["rules"] = evidence.epochs.of(row["batch"]).settings
-        first = min((time for *_, time in corrected), default=MAX_TIME)
-        keys = {(tenant, key) for tenant, key, _ in corrected if evidence.is_sampled(key)}
+        keys = {each for each in corrected if evidence.is_sampled(each[1])}
         rows = [row for row in rows if evidence.is_sampled(row["merge_key"])]
         _give_values(evidence, partition, rows)
-        rows += _closed_rows(evidence, partition, keys, first)
+        rows += _closed_rows(evidence, partition, keys)
         base = base._replace(state=evidence.base, rows=rows)
-    return base._replace(corrected_keys=frozenset((tenant, key) for tenant, key, _ in corrected))
+    return base._replace(corrected_keys=corrected)
 
 
 def _closed_rows(
-    evidence: Evidence, partition: int, keys: Set[tuple[str, str]], first: int
+    evidence: Evidence, partition: int, keys: Set[tuple[str, str]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of merge records with these tenants and keys that a late record of a time (ms)
-    or later may belong to, and of corrections, which batches up to the saved state have made.
+    """Yield the rows of merge records with these tenants and keys, and of corrections, that late
+    records may still correct, which batches up to the saved state have made.
     """
     if not keys:
         return
     columns = tables.silver_columns(evidence.settings).names
-    where = [[("partition", "=", partition), ("due", ">=", first), *evidence.closed_before]]
+    where = [evidence.closed_before(partition)]
     before = evidence.generation.corrected_before.get(partition)
     for rows in read_pieces(evidence.reader, tables.SILVER, columns, where, ("event_time",)):
         for row in as_dicts(rows, columns):
