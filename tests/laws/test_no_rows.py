@@ -27,7 +27,7 @@ from tests.support.cases import cases_with_ids
 from tests.support.configurations import IDS
 from tests.support.tenants import merge_of, tenant_cases
 from watersmeet.lake.history import read_history
-from watersmeet.running.published_parts import corrected_offsets, out_offsets
+from watersmeet.running.published_parts import offsets_out
 
 kind = one_of([QUICK, SPARK_FOLDER])
 
@@ -126,8 +126,7 @@ def test_every_function_of_rows_takes_no_rows(
         lake.merge()
         publish(lake)
     generations = read_history(lake.reader, lake.settings).generations
-    out_offsets(lake.reader, lake.settings, generations, {})
-    corrected_offsets(lake.reader, lake.settings, generations, {})
+    offsets_out(lake.reader, lake.settings, generations, {})
     with_tenants = new_lake(tenant_cases(4), merge=merge_of((100, 250, 300)))
     with_tenants.arrive()
     with_tenants.merge()
@@ -137,6 +136,6 @@ def test_every_function_of_rows_takes_no_rows(
     core |= {"reading._ids", "repeated.joined", "sequence._texts"}
     running = {"correcting.validated_corrections"}
     if kind == QUICK:  # with Spark, its workers call them
-        running |= {"published_parts._parts_of_messages", "published_parts._parts_of_corrections"}
+        running |= {"published_parts._published"}
     expected = {f"watersmeet.core.{name}" for name in core}
     assert expected | {f"watersmeet.running.{name}" for name in running} <= tried.keys()

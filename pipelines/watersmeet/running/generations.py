@@ -46,7 +46,7 @@ from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.journal import BEGIN, CLOSED
 from watersmeet.lake.progress import Decided, decision_rows, last_batch
 from watersmeet.lake.published import last_tails, reached, topic_of, unpublished
-from watersmeet.lake.recovered import joined, out_rows, read_back_until, rows_of_parts
+from watersmeet.lake.recovered import out_rows, read_back_until, rows_of_parts
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, row_count, within
 from watersmeet.lake.tables import RESETTING
 from watersmeet.running.beginnings import first_beginning, read_in_kafka
@@ -54,13 +54,7 @@ from watersmeet.running.bronze_table import BatchCounts, BronzeTable, kafka_inpu
 from watersmeet.running.correcting import Correcting
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.owner import Owner, now_ms
-from watersmeet.running.published_parts import (
-    corrected_offsets,
-    deleted_offsets,
-    late_duplicates,
-    out_offsets,
-    passed_over,
-)
+from watersmeet.running.published_parts import offsets_out, passed_over
 from watersmeet.settings import Settings
 
 # -- the first generation
@@ -351,21 +345,12 @@ class Jump:
         generation = self._generation
         for input_id in self.settings.inputs:
             self._read_missing(input_id)
-        if any(jump.read_again for jump in self.jumps):
-            reader = self._reader
-            messages = out_offsets(reader, self.settings, self._before, self.tails)
-            corrections = corrected_offsets(
-                reader, self.settings, self._before, self.correction_tails
-            )
-            spans = {
-                jump.tp: (jump.to_offset, jump.from_offset)
-                for jump in self.jumps
-                if jump.read_again
-            }
-            deleted = deleted_offsets(self._reader, self.settings, spans)
-            published = joined([*messages.items(), *corrections.items(), *deleted.items()])
-            repeated = late_duplicates(self._reader, self.settings.inputs, published)
-            published = joined([*published.items(), *repeated.items()])
+        spans = {
+            jump.tp: (jump.to_offset, jump.from_offset) for jump in self.jumps if jump.read_again
+        }
+        if spans:
+            tails = {MERGED.table: self.tails, CORRECTED.table: self.correction_tails}
+            published = offsets_out(self._reader, self.settings, self._before, tails, spans)
         else:
             published = passed_over(self._reader, self._before.newest)
         known = _write_published(self.owner, generation.number, rows_of_parts(published))

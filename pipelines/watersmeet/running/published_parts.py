@@ -6,21 +6,18 @@ A generation that begins before them must not merge them again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from watersmeet.core.columns import Int64s, groups, int64s
 from watersmeet.core.inputs import InputId
-from watersmeet.core.plan import (
-    TopicPartition,
-    by_topic_partition,
-)
+from watersmeet.core.plan import TopicPartition, by_topic_partition
 from watersmeet.core.repeated import RECORD_IDS
 from watersmeet.core.sequence import CORRECTED, MERGED, Place, Tail
+from watersmeet.core.sequence import Sequence as Order
 from watersmeet.core.too_large import records_of
 from watersmeet.lake import tables
 from watersmeet.lake.history import Generation, Generations, read_history
@@ -30,8 +27,6 @@ from watersmeet.lake.published import with_message
 from watersmeet.lake.recovered import joined, parts_of_messages
 from watersmeet.lake.table_reader import TableReader, Where, in_portions, within
 from watersmeet.settings import Settings
-
-_WAITING = ["topic", "partition", "offset", "event_time", "heartbeat", "merge_key", "tenant"]
 
 _NO_OFFSETS = np.array([], np.int64)
 
@@ -46,64 +41,60 @@ PARTS = pa.schema(
 """The schema of records by their coordinates."""
 
 
-def out_offsets(
+def offsets_out(
     reader: TableReader,
     settings: Settings,
     generations: Generations,
-    tails: Mapping[int, Tail],
+    tails: Mapping[str, Mapping[int, Tail]],
+    spans: Mapping[TopicPartition, tuple[int, int]] = MappingProxyType({}),
 ) -> dict[TopicPartition, Int64s]:
-    """Return, by topic-partition, the sorted offsets of all parts of messages up to these tails.
+    """Return, by topic-partition, the sorted offsets of all records that must not be merged again.
 
-    The tails are the sink's. Records that earlier generations left out for the same reason are
-    included.
+    These are the parts of messages and of corrections, the records that earlier generations have
+    passed over, those of which nothing tells any more whether they were published, and late records
+    that repeat one of all these.
+
+    - `tails`: by the table of a sequence, the last messages of its topic now.
+    - `spans`: the offsets `[from, until)` that are to be merged once more.
     """
-    newest = generations.newest
-    names = ["partition", "batch", *MERGED.order, *part_columns(settings)]
-    published = [
-        offsets_of(_parts_of_messages(rows, newest, tails, settings.inputs), settings.inputs)
-        for rows in read_pieces(reader, tables.SILVER, names, [with_message(MERGED)], BY_TIME)
-    ]
+    found = [passed_over(reader, generations.newest), _deleted_offsets(reader, settings, spans)]
+    names = ["generation", "partition", "batch", "valid", *part_columns(settings)]
+    for sequence, where in (MERGED, [with_message(MERGED)]), (CORRECTED, []):
+        if reader.exists(sequence.table):
+            columns = [*names, *sequence.order]
+            for rows in read_pieces(reader, sequence.table, columns, where, BY_TIME):
+                published = _published(rows, sequence, generations, tails.get(sequence.table, {}))
+                parts = places_of_parts(published, settings.inputs)
+                found.append(offsets_of(parts, settings.inputs))
     if generations[0].kind == "sink":  # what it has passed over, the sink of the lost lake had
         of_first: Where = [[("status", "=", "passed"), ("generation", "=", generations[0].number)]]
         recovered = reader.rows(tables.SILVER, PARTS.names, of_first)
-        published.append(offsets_of(recovered.cast(PARTS), settings.inputs))
-    published.append(passed_over(reader, newest))
-    return joined(chain.from_iterable(parts.items() for parts in published))
+        found.append(offsets_of(recovered.cast(PARTS), settings.inputs))
+    out = joined(chain.from_iterable(parts.items() for parts in found))
+    repeated = _late_duplicates(reader, settings.inputs, out)
+    return joined([*out.items(), *repeated.items()])
 
 
-def corrected_offsets(
-    reader: TableReader,
-    settings: Settings,
-    generations: Generations,
-    tails: Mapping[int, Tail],
-) -> dict[TopicPartition, Int64s]:
-    """Return, by topic-partition, the sorted offsets of all parts of published corrections.
+def _published(
+    rows: pa.Table, sequence: Order, generations: Generations, tails: Mapping[int, Tail]
+) -> pa.Table:
+    """Return those finished rows that are published, up to the last messages (`tails`).
 
-    `tails`: the last messages of their topic now. Of an earlier generation, what is published lies
-    before the tails at which the next one begins. Those of a lost lake count as published, too.
+    All valid rows of the generations before the newest are, and the corrections that a lost lake
+    has published.
     """
-    if not reader.exists(tables.CORRECTIONS):
-        return {}
-    after = [*(generation.correction_tails for generation in generations[1:]), tails]
-    spans = [
-        (generation.number, _places_in(generation.correction_tails), _places_in(until))
-        for generation, until in zip(generations, after, strict=True)
-    ]
-    function = partial(
-        _parts_of_corrections,
-        spans=spans,
-        recovered=generations[0].corrected_before,
-        inputs=settings.inputs,
-    )
-    names = ["generation", "partition", *CORRECTED.order, "valid", *part_columns(settings)]
-    published = (
-        offsets_of(function(rows), settings.inputs)
-        for rows in read_pieces(reader, tables.CORRECTIONS, names, (), BY_TIME)
-    )
-    return joined(chain.from_iterable(parts.items() for parts in published))
+    newest = generations.newest
+    is_behind = sequence.is_up_to(rows, _places_in(newest.tails_of(sequence)))
+    is_out = sequence.is_up_to(rows, _places_in(tails)) & ~is_behind
+    is_out |= int64s(rows["batch"]) < newest.from_batch
+    is_out &= rows["valid"].to_numpy().astype(np.bool_)
+    if sequence is CORRECTED:
+        is_of_first = int64s(rows["generation"]) == generations[0].number
+        is_out |= sequence.is_up_to(rows, generations[0].corrected_before) & is_of_first
+    return rows.filter(pa.array(is_out))
 
 
-def late_duplicates(
+def _late_duplicates(
     reader: TableReader, inputs: Sequence[InputId], out: Mapping[TopicPartition, Int64s]
 ) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the sorted offsets of late records that repeat one of these.
@@ -125,7 +116,7 @@ def late_duplicates(
     return repeated
 
 
-def deleted_offsets(
+def _deleted_offsets(
     reader: TableReader, settings: Settings, spans: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the sorted offsets of all records that may be parts of rows of
@@ -170,48 +161,12 @@ def _places_in(tails: Mapping[int, Tail]) -> dict[int, Place]:
     return {p: tail.place for p, tail in tails.items()}
 
 
-def _parts_of_corrections(
-    rows: pa.Table,
-    *,
-    spans: Sequence[tuple[int, dict[int, Place], dict[int, Place]]],
-    recovered: dict[int, Place],
-    inputs: Sequence[InputId],
-) -> pa.Table:
-    """Return the parts of published corrections, and their duplicates.
-
-    - `spans`: by generation, the places behind which, and up to which its corrections are
-      published.
-    - `recovered`: those up to which a lost lake has published the corrections of the first one.
-    """
-    published = [rows.slice(0, 0)]
-    for number, since, until in spans:
-        own = rows.filter(pc.equal(rows["generation"], number))
-        is_between = CORRECTED.is_up_to(own, until) & ~CORRECTED.is_up_to(own, since)
-        is_out = pc.and_(own["valid"], pa.chunked_array([is_between]))
-        is_recovered = CORRECTED.is_up_to(own, recovered if number == 0 else {})
-        published.append(own.filter(pc.or_(is_out, pa.chunked_array([is_recovered]))))
-    return places_of_parts(pa.concat_tables(published), inputs)
-
-
 def passed_over(reader: TableReader, generation: Generation) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the sorted offsets that earlier messages have.
 
     The generation leaves these records out.
     """
     return joined(parts_of_messages(reader, generation, dict.fromkeys(generation.begin, (0, None))))
-
-
-def _parts_of_messages(
-    rows: pa.Table, newest: Generation, tails: Mapping[int, Tail], inputs: Sequence[InputId]
-) -> pa.Table:
-    """Return the parts of those finished, valid rows that are published, and their duplicates.
-
-    All rows of the generations before the newest are.
-    """
-    is_behind = MERGED.is_up_to(rows, _places_in(newest.tails))
-    is_out = MERGED.is_up_to(rows, _places_in(tails)) & ~is_behind
-    is_earlier = int64s(rows["batch"]) < newest.from_batch
-    return places_of_parts(rows.filter(pa.array(is_earlier | is_out)), inputs)
 
 
 def offsets_of(parts: pa.Table, inputs: Sequence[InputId]) -> dict[TopicPartition, Int64s]:
