@@ -26,9 +26,8 @@ from watersmeet.core.recovery import (
     life_headers,
     min_offset,
     parse_idle,
-    parse_min_offsets,
-    parse_origins,
     parse_rules,
+    parsed,
     recovery_headers,
     sink_state,
 )
@@ -236,7 +235,7 @@ def test_headers_are_read_as_they_were_written() -> None:
         "orders": (IdleDecision(-1, 0), IdleDecision(16, 1_700_000_000_000, told)),
         "tracking": (),
     }
-    assert parse_min_offsets(encode_min_offsets(offsets)) == offsets
+    assert parsed({MIN_OFFSETS: encode_min_offsets(offsets)}, MIN_OFFSETS) == offsets
     assert parse_idle({IDLE: encode_idle(decisions)}) == decisions
 
 
@@ -261,7 +260,7 @@ NO_OBJECTS = [None, b"", b"17", b"[]", b"null", b"{", b"\xff", b'{"a":NaN}']
 )
 def test_what_is_no_min_offsets_is_refused(header: bytes | None) -> None:
     with pytest.raises(ValueError, match=MIN_OFFSETS):
-        parse_min_offsets(header)
+        parsed({MIN_OFFSETS: header}, MIN_OFFSETS)
 
 
 @pytest.mark.parametrize(
@@ -473,7 +472,7 @@ def test_what_is_not_known_of_a_life_has_no_header() -> None:
 )
 def test_what_is_no_from_is_refused(header: bytes | None) -> None:
     with pytest.raises(ValueError, match=FROM):
-        parse_origins(header)
+        parsed({FROM: header}, FROM)
 
 
 def test_decisions_that_are_long_are_told_compressed_and_too_many_say_that_they_are_not_told() -> (

@@ -29,7 +29,7 @@ from watersmeet.core.recovery import (
     encode_idle,
     encode_min_offsets,
     min_offset,
-    parse_min_offsets,
+    parsed,
     read_again_from,
     sink_state,
 )
@@ -286,7 +286,7 @@ def test_a_lost_lake_whose_rules_changed_resumes_where_its_last_message_names_th
         closings = CloseTimeRange(out[-1].closed_at, out[-1].closed_at, lost.river.lag)
         position = read_again_from(closings.first, lost.window.longest_ms + closings.lag_ms)
         headers = lost.headers(closings)
-        named = parse_min_offsets(headers[MIN_OFFSETS])
+        named = parsed(headers, MIN_OFFSETS)
         begins = {input_of(name): offset for name, offset in named.items()}
         if len(fingerprints.of(0, begins, position)) > 1:
             found["refused"] += 1

@@ -305,32 +305,6 @@ def read_again_from(closed_at: int, longest_ms: int) -> int:
 # -- from the sink to a lake
 
 
-def parse_min_offsets(header: bytes | None) -> dict[str, int]:
-    """Return what `encode_min_offsets` encoded.
-
-    Raise ValueError where the header is no such thing.
-    """
-    by_source = _by_source(header, MIN_OFFSETS, dict[str, Natural])
-    if not by_source:
-        raise ValueError(f"{MIN_OFFSETS} names no source")
-    return by_source
-
-
-def parse_idle(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecision, ...]]:
-    """Return the idle decisions that a message with these headers has, compressed or not.
-
-    Raise ValueError where a header is not what `recovery_headers` makes.
-    """
-    for name in (IDLE_PACKED, IDLE):
-        if name in headers:
-            by_source = _by_source(headers[name], name, dict[str, list[_SaidDecision]])
-            return {
-                source: tuple(each.decision() for each in said)
-                for source, said in by_source.items()
-            }
-    return {}
-
-
 class _SaidDecision(NamedTuple):
     after_offset: _FromBefore
     event_time: Natural
@@ -343,25 +317,37 @@ class _SaidDecision(NamedTuple):
         return IdleDecision(self.after_offset, self.event_time, times)
 
 
-def parse_origins(header: bytes | None) -> dict[str, Origin]:
-    """Return where a generation began, by source, as the header `watersmeet.from` says.
+_SAID: Final[Mapping[str, Any]] = {
+    MIN_OFFSETS: Annotated[dict[str, Natural], msgspec.Meta(min_length=1)],
+    IDLE: dict[str, list[_SaidDecision]],
+    IDLE_PACKED: dict[str, list[_SaidDecision]],
+    FROM: dict[str, Origin],
+    JUMPED: LeftBehind,
+}
+"""What the headers say that have JSON."""
 
-    Raise ValueError where the header is no such thing.
+
+def parsed(headers: Mapping[str, bytes | None], name: str, otherwise: Any = None) -> Any:
+    """Return what a header of JSON says (`_SAID`), or something else where there is none.
+
+    Raise ValueError where it is not what a message of Watersmeet says.
     """
-    return _by_source(header, FROM, dict[str, Origin])
-
-
-def parse_left(headers: Mapping[str, bytes | None]) -> LeftBehind | None:
-    """Return what a message with these headers says of its lake's jumps.
-
-    Raise ValueError where the header is no such thing.
-    """
-    if JUMPED not in headers:
-        return None
+    if name not in headers:
+        return otherwise
     try:
-        return msgspec.convert(header_json(headers[JUMPED]), LeftBehind)
+        said = header_json(headers[name], is_packed=name == IDLE_PACKED)
+        return msgspec.convert(said, _SAID[name])
     except ValueError as error:
-        raise ValueError(f"{JUMPED} is not what a message of Watersmeet says: {error}") from None
+        raise ValueError(f"{name} is not what a message of Watersmeet says: {error}") from None
+
+
+def parse_idle(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecision, ...]]:
+    """Return the idle decisions that a message with these headers has, compressed or not.
+
+    Raise ValueError where a header is not what `recovery_headers` makes.
+    """
+    by_source = parsed(headers, IDLE_PACKED if IDLE_PACKED in headers else IDLE, {})
+    return {source: tuple(each.decision() for each in said) for source, said in by_source.items()}
 
 
 def parse_rules(header: bytes | None) -> frozenset[str]:
@@ -422,29 +408,17 @@ def sink_state(
 
 def _said(headers: Mapping[str, bytes | None]) -> SinkState:
     return SinkState(
-        parse_min_offsets(headers[MIN_OFFSETS]),
+        parsed(headers, MIN_OFFSETS),
         parse_idle(headers),
         (),
         parse_rules(headers[RULES]) if RULES in headers else frozenset(),
-        parse_origins(headers[FROM]) if FROM in headers else {},
+        parsed(headers, FROM, {}),
         text_of(headers, LIFE),
         text_of(headers, CORRECTED_IN),
-        parse_left(headers),
+        parsed(headers, JUMPED),
     )
 
 
 def text_of(headers: Mapping[str, bytes | None], name: str) -> str:
     """Return what a header says as text; empty where there is no such header."""
     return (headers.get(name) or b"").decode(errors="replace")
-
-
-def _by_source(header: bytes | None, name: str, kind: Any) -> dict[str, Any]:
-    try:
-        value = header_json(header, is_packed=name == IDLE_PACKED)
-    except ValueError as error:
-        raise ValueError(f"{name} cannot be read: {error}") from None
-    try:
-        by_source: dict[str, Any] = msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        raise ValueError(f"{name} is not what a message of Watersmeet says by source") from None
-    return by_source

@@ -26,7 +26,7 @@ from watersmeet.core.recovery import (
     JumpedError,
     NotToldError,
     SinkState,
-    parse_left,
+    parsed,
     sink_state,
     text_of,
 )
@@ -419,7 +419,7 @@ def _check_corrections(
         headers = _last_headers(settings, corrections, p)
         life = text_of(headers, LIFE)
         try:
-            left = parse_left(headers)
+            left = parsed(headers, JUMPED)
         except ValueError:
             last = corrections.last[p].offset() or 0
             raise ForeignMessageError(corrections.name, p, last, JUMPED) from None
