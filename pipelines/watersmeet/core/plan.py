@@ -71,12 +71,14 @@ class Available(NamedTuple):
     """The available records of one topic-partition in offset order.
 
     Event times are in ms (`NULL_TIME` where refused). Where `is_idle`, the row is a heartbeat of
-    the idle policy. It has no offset of its own: the offset is the next record's.
+    the idle policy. It has no offset of its own: the offset is the next record's. `sizes`: of the
+    records, in bytes; empty where they are not known.
     """
 
     offsets: Int64s
     event_times: Int64s
     is_idle: Booleans | None = None
+    sizes: Int64s = np.array([], np.int64)
 
     def end(self, count: int) -> int:
         """Return the exclusive end offset of the first `count` records."""
@@ -89,7 +91,19 @@ class Available(NamedTuple):
 
     def first(self, count: int) -> Available:
         """Return the first `count` records."""
-        return Available(self.offsets[:count], self.event_times[:count])
+        return Available(self.offsets[:count], self.event_times[:count], sizes=self.sizes[:count])
+
+    def within(self, limit: int) -> Available:
+        """Return the first records whose sizes are known to fit into a limit (bytes); at least one.
+
+        There are no heartbeats among them yet.
+        """
+        fitting = np.searchsorted(np.cumsum(self.sizes), limit, side="right")
+        return self.first(max(1, int(fitting)))
+
+    def size_before(self, until: int) -> int:
+        """Return the size (bytes) of the records before an offset."""
+        return int(self.sizes[self.offsets < until].sum())
 
     def with_idle(self, heartbeats: Sequence[IdleDecision]) -> Available:
         """Return these records with the idle policy's heartbeats among them.
@@ -104,9 +118,11 @@ class Available(NamedTuple):
         is_idle = np.arange(len(offsets) + len(self.offsets)) < len(offsets)
         # So a heartbeat comes before the record whose offset it has.
         order = np.argsort(all_offsets, kind="stable")
-        return Available(
-            all_offsets[order], np.concatenate([times, self.event_times])[order], is_idle[order]
-        )
+        sizes = self.sizes
+        if len(sizes):
+            sizes = np.concatenate([np.zeros_like(offsets), sizes])[order]
+        all_times = np.concatenate([times, self.event_times])
+        return Available(all_offsets[order], all_times[order], is_idle[order], sizes)
 
 
 NOTHING_AVAILABLE = Available(np.array([], dtype=np.int64), np.array([], dtype=np.int64))

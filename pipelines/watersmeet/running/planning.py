@@ -5,16 +5,15 @@ Plans are made from the narrow columns of bronze beyond the last batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.clocks import Clocks, clocks_of, lookahead
-from watersmeet.core.columns import NULL_TIME, Int64s, groups, int64s, row_values
+from watersmeet.core.columns import NULL_TIME, groups, int64s, row_values
 from watersmeet.core.idle import Idle, IdleDecision
 from watersmeet.core.inputs import InputId
 from watersmeet.core.merge import Batch
@@ -45,25 +44,6 @@ _NARROW = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("event_
 _RECORDS = pa.schema([("source", pa.string()), ("topic", pa.string()), *_NARROW, *TENANT])
 
 
-class Sizes(NamedTuple):
-    """The offsets of a topic-partition's records, in order, and their running total of bytes.
-
-    The total at a record includes the record itself.
-    """
-
-    offsets: Int64s
-    sums: Int64s
-
-    def before(self, until: int) -> int:
-        """Return the size (bytes) of the records before an offset."""
-        count = int(np.searchsorted(self.offsets, until))
-        return int(self.sums[count - 1]) if count else 0
-
-    def within(self, limit: int) -> int:
-        """Return how many records fit into a limit (bytes); at least one."""
-        return max(1, int(np.searchsorted(self.sums, limit, side="right")))
-
-
 @dataclass
 class Planner:
     """Plans the batches of one lake, from a state on; writes nothing.
@@ -82,8 +62,6 @@ class Planner:
     has_redriven: bool = field(default=True, repr=False)
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
-    _sizes: dict[TopicPartition, Sizes] = field(default_factory=dict, repr=False)
-    """Sizes of the records that the last plan looked at."""
     _rows: list[pa.Table] = field(default_factory=list, repr=False)
     """The rows that the last plan looked at, by input, and those after them."""
     _clocks: Clocks | None = field(default=None, repr=False)
@@ -120,7 +98,6 @@ class Planner:
 
     def _within(self, share: int, share_bytes: int | None = None) -> BatchPlan | None:
         self._heads_beyond.clear()
-        self._sizes.clear()
         self.has_redriven = False
         self._rows.clear()
         starts = {tp: cursor.next_offset for tp, cursor in self.state.cursors.items()}
@@ -140,9 +117,9 @@ class Planner:
     def size(self, plan: BatchPlan) -> int:
         """Return the size (bytes) of a plan's records in memory; the plan must be the last one."""
         return sum(
-            self._sizes[tp].before(done.until_offset)
-            for tp, done in plan.ranges.items()
-            if tp in self._sizes
+            rows.size_before(plan.ranges[tp].until_offset)
+            for tp, rows in self._available.items()
+            if tp in plan.ranges and len(rows.sizes)
         )
 
     def done(self, plan: BatchPlan) -> None:
@@ -286,18 +263,14 @@ class Planner:
             ranges = {
                 p: (start, untils[TopicPartition(input_id, p)]) for p, start in input_starts.items()
             }
-            bronze_rows = self._select(input_id, ranges)
-            rows |= by_partition(input_id, bronze_rows, ranges)
-            sizes = sizes_by_partition(bronze_rows, sizes_of(bronze_rows), ranges)
-            for p, partition_sizes in sizes.items():
-                tp = TopicPartition(input_id, p)
-                self._sizes[tp] = partition_sizes
-                count = len(rows[tp].offsets)
-                kept = count if share_bytes is None else partition_sizes.within(share_bytes)
-                if kept < count:
-                    rows[tp] = rows[tp].first(kept)
-                    untils[tp] = rows[tp].end(kept)
+            rows |= by_partition(input_id, self._select(input_id, ranges), ranges)
+        if share_bytes is not None:
+            within_share = {tp: every.within(share_bytes) for tp, every in rows.items()}
+            for tp, first in within_share.items():
+                if len(first.offsets) < len(rows[tp].offsets):
+                    untils[tp] = first.end(len(first.offsets))
                     self._heads_beyond.pop(tp, None)
+            rows = within_share
         for tp, until in untils.items():
             decided = self.state.idle.get(tp, ())
             decisions = [decision for decision in decided if self._is_next(decision, tp, until)]
@@ -336,38 +309,23 @@ class Planner:
         return offsets
 
 
-def sizes_by_partition(
-    bronze_rows: pa.Table, sizes: Int64s, ranges: Mapping[int, tuple[int, int]]
-) -> dict[int, Sizes]:
-    """Return the sizes of rows of bronze (bytes) by partition, only of those in its range."""
-    offsets = int64s(bronze_rows["offset"])
-    return {
-        partition: Sizes(offsets[rows], np.cumsum(sizes[rows]))
-        for partition, rows in _rows_in(ranges, bronze_rows, offsets)
-    }
-
-
 def by_partition(
     input_id: InputId, bronze_rows: pa.Table, ranges: Mapping[int, tuple[int, int]]
 ) -> dict[TopicPartition, Available]:
     """Return rows of bronze by topic-partition, in order of offset, only those in its range."""
     offsets = int64s(bronze_rows["offset"])
     times = int64s(bronze_rows["event_time"].fill_null(NULL_TIME))
-    return {
-        TopicPartition(input_id, partition): Available(offsets[rows], times[rows])
-        for partition, rows in _rows_in(ranges, bronze_rows, offsets)
-    }
-
-
-def _rows_in(
-    ranges: Mapping[int, tuple[int, int]], bronze_rows: pa.Table, offsets: Int64s
-) -> Iterator[tuple[int, Int64s]]:
+    has_sizes = RECORD_BYTES.name in bronze_rows.column_names
+    sizes = sizes_of(bronze_rows) if has_sizes else np.zeros_like(offsets)
+    available = {}
     for partition, rows in groups(int64s(bronze_rows["partition"]), offsets).items():
         # A query may also return neighbours of the requested rows.
         since, until = ranges.get(partition, (0, 0))
-        inside = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
-        if len(inside):
-            yield partition, inside
+        its = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
+        if len(its):
+            tp = TopicPartition(input_id, partition)
+            available[tp] = Available(offsets[its], times[its], sizes=sizes[its])
+    return available
 
 
 def make_batch(
