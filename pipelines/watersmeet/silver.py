@@ -43,6 +43,7 @@ from watersmeet.lake.state import next_state
 from watersmeet.running.batch_rows import BatchRows
 from watersmeet.running.correcting import Correcting
 from watersmeet.running.generations import end_earlier
+from watersmeet.running.merge_functions import MergeFunctions
 from watersmeet.running.outcomes import notify_merge
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.running.planning import Planner, make_batch
@@ -156,20 +157,20 @@ class Silver:
         changes no open row is appended.
         """
         inputs = self._rows.inputs(batch, planner)
-        functions = inputs.functions(batch, self._expressions)
+        beside = [rows for _, rows in inputs]
+        functions = MergeFunctions(batch, self._expressions, [kind for kind, _ in inputs])
         schema = batch.changed_schema()
-        unfinished = self._rows.select_unfinished(batch, planner, inputs.record_count)
+        record_count = sum(planner.records(batch.plan).values())
+        unfinished = self._rows.select_unfinished(batch, planner, record_count)
         following = self._correcting.settling(
             batch, planner.clocks, planner.state.clocks, self._own_rows(batch)
         )
         held_bytes = HELD_BATCHES * self._engine.merge_bytes
         if unfinished.where_bytes > held_bytes and unfinished.has_changing:
             merging = functions.merge_in_chunks
-            if self._engine.merge_in_chunks(
-                unfinished, merging, inputs.rows, schema, commit, following
-            ):
+            if self._engine.merge_in_chunks(unfinished, merging, beside, schema, commit, following):
                 return
-        rows = [*inputs.rows, self._rows.open_rows(unfinished)]
+        rows = [*beside, self._rows.open_rows(unfinished)]
         size = planner.size(batch.plan) + unfinished.where_bytes
         changed = self._engine.from_tables(
             functions.merge, rows, planner.partitions, schema, size=size

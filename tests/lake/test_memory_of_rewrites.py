@@ -76,7 +76,7 @@ def test_of_the_open_rows_that_a_batch_rewrites_one_chunk_is_in_memory(tmp_path:
     del opened
     second = records_of(*[("orders", n, f"a{n}", 60, b"y") for n in range(ROWS)])
     batch = a_batch(60, ROWS)
-    functions = MergeFunctions(batch, Expressions.of(settings), 1, 0, 0, 0, 0)
+    functions = MergeFunctions(batch, Expressions.of(settings), ["records"])
     unfinished = SilverRows(["open", "waiting"], ROWS * 4 * MIB)
     schema = batch.changed_schema()
     commit = Commit("test", 0, 1)

@@ -18,14 +18,14 @@ from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.repeated import ID, RECORD_IDS
 from watersmeet.core.too_large import RECORD_COUNT
 from watersmeet.core.types import PLACE, TENANT
-from watersmeet.engine import Engine, Selection, SilverRows
+from watersmeet.engine import Engine, Input, Selection, SilverRows
 from watersmeet.lake import tables
 from watersmeet.lake.history import Generation
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.pieces import Chunk, near, of_few_rows
 from watersmeet.lake.recovered import MESSAGES, has_messages
 from watersmeet.lake.table_reader import RECORD_ID_BYTES, Where, between, within
-from watersmeet.running.merge_functions import MergeInputs, counts_of
+from watersmeet.running.merge_functions import counts_of
 from watersmeet.running.planning import Planner
 from watersmeet.settings import Settings
 
@@ -102,20 +102,18 @@ class BatchRows:
         """True where messages were read back from the sink, which the merge must recognise."""
         return has_messages(self.engine.reader, self.generation)
 
-    def inputs(self, batch: Batch, planner: Planner) -> MergeInputs:
-        """Return what a batch reads beside rows of silver."""
+    def inputs(self, batch: Batch, planner: Planner) -> list[tuple[str, Input]]:
+        """Return what a batch reads beside rows of silver, with its kind (`MergeFunctions`)."""
         counts = counts_of(planner.records(batch.plan))
+        inputs: list[tuple[str, Input]] = [
+            ("records", records) for records in self.records(batch.plan, batch.rules)
+        ]
+        inputs += [("counts", counts)] if counts.num_rows else []
         heads = planner.state.heads
-        messages = []
+        inputs += [("heads", heads)] if heads.num_rows else []
         if self.has_messages:
-            messages.append(Selection(tables.SILVER, MESSAGE_SCHEMA.names, MESSAGES))
-        return MergeInputs(
-            self.records(batch.plan, batch.rules),
-            [counts] if counts.num_rows else [],
-            [heads] if heads.num_rows else [],
-            messages,
-            self._waited(batch),
-        )
+            inputs.append(("messages", Selection(tables.SILVER, MESSAGE_SCHEMA.names, MESSAGES)))
+        return [*inputs, *(("waited", records) for records in self._waited(batch))]
 
     def open_rows(self, unfinished: SilverRows) -> Selection:
         """Return the columns of open and waiting rows that the merge takes."""

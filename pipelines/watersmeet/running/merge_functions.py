@@ -6,10 +6,10 @@ the plan has counted, the heads of tenants, the messages read back, and rows of 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -27,7 +27,6 @@ from watersmeet.core.merge import (
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.positions import NotReadError
 from watersmeet.core.tenants import HEADS
-from watersmeet.engine import Input
 from watersmeet.errors import MissingRecordsError
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
@@ -56,47 +55,20 @@ def counts_of(records: Mapping[TopicPartition, int]) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class MergeInputs:
-    """The inputs of a batch beside rows of silver; those without rows are left out.
-
-    `waited`: for the first batch of an epoch, the records that wait and are late by its rules.
-    `counts`: of the records (`COUNTS`). They are an input, so that whoever merges a partition knows
-    how many records it has to have, also where it has none.
-    """
-
-    records: Sequence[Input]
-    counts: Sequence[pa.Table]
-    heads: Sequence[Input]
-    messages: Sequence[Input]
-    waited: Sequence[Input] = ()
-
-    @property
-    def rows(self) -> list[Input]:
-        """All of them, in the order in which the functions take them."""
-        return [*self.records, *self.counts, *self.heads, *self.messages, *self.waited]
-
-    @property
-    def record_count(self) -> int:
-        """The number of records."""
-        return sum(pc.sum(counts["records"]).as_py() for counts in self.counts)
-
-    def functions(self, batch: Batch, expressions: Expressions) -> MergeFunctions:
-        """Return the functions that take these inputs, and judge finished rows by expressions."""
-        kinds = (self.records, self.counts, self.heads, self.messages, self.waited)
-        return MergeFunctions(batch, expressions, *map(len, kinds))
-
-
-@dataclass(frozen=True)
 class MergeFunctions:
-    """The functions of a batch, which take so many inputs of each kind."""
+    """The functions of a batch, which judge finished rows by expressions.
+
+    `kinds`: those of their inputs beside rows of silver, in order.
+
+    - `records`: of the batch, by input; `counts`: how many these have to be (`COUNTS`). They are an
+      input, so that whoever merges a partition knows it, also where it has no record.
+    - `heads`: of tenants. `messages`: those that were read back from the sink.
+    - `waited`: for the first batch of an epoch, the records that wait and are late by its rules.
+    """
 
     batch: Batch
     expressions: Expressions
-    records: int
-    counts: int
-    heads: int
-    messages: int
-    waited: int
+    kinds: Sequence[str]
 
     def merge(self, *inputs: pa.Table) -> pa.Table:
         """Return what a batch writes of a partition; the last input are open and waiting rows."""
@@ -120,14 +92,15 @@ class MergeFunctions:
 
         Raises MissingRecordsError if a topic-partition has fewer records than the plan has seen.
         """
-        rest = iter(inputs)
-        records = together([*islice(rest, self.records)], self.batch)
-        for counts in islice(rest, self.counts):
+        of_kind = defaultdict[str, list[pa.Table]](list)
+        for kind, rows in zip(self.kinds, inputs, strict=True):
+            of_kind[kind].append(rows)
+        records = together(of_kind["records"], self.batch)
+        for counts in of_kind["counts"]:
             _check_complete(records, self.batch, counts)
-        heads = [*islice(rest, self.heads), _NO_HEADS]
-        messages = [*islice(rest, self.messages), NO_MESSAGES]
-        waited = together([*islice(rest, self.waited)], self.batch)
-        return records, messages[0], heads[0], waited
+        heads = [*of_kind["heads"], _NO_HEADS]
+        messages = [*of_kind["messages"], NO_MESSAGES]
+        return records, messages[0], heads[0], together(of_kind["waited"], self.batch)
 
 
 def together(records: Sequence[pa.Table], batch: Batch) -> pa.Table:
