@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.lake import tables
-from watersmeet.lake.table_reader import Condition, TableReader, Where, extremes, in_portions
+from watersmeet.lake.table_reader import (
+    Condition,
+    TableReader,
+    Where,
+    exactly,
+    extremes,
+    in_portions,
+)
 
 _T = TypeVar("_T")
 
@@ -73,14 +80,10 @@ def first_offsets(
     """
     first: dict[int, int] = {}
     for portion in in_portions(sorted(bounds.items())):
-        beyond: Where = [
-            [
-                ("partition", "=", p),
-                ("offset", ">=", since.get(p, 0)),
-                *([("offset", "<", until[p])] if p in until else []),
-                (column, ">=", bound),
-            ]
-            for p, bound in portion
+        offsets = {p: (since.get(p, 0), until.get(p)) for p, _ in portion}
+        beyond = [
+            [*term, (column, ">=", bound)]
+            for term, (_, bound) in zip(exactly("offset", offsets), portion, strict=True)
         ]
         table = tables.bronze(input_id.source)
         first |= extremes(reader, table, "offset", of_topic(input_id, beyond), "min")

@@ -48,6 +48,7 @@ from watersmeet.lake.table_reader import (
     TableReader,
     Where,
     between,
+    exactly,
     extreme,
     in_portions,
 )
@@ -233,13 +234,10 @@ def _largest(
     """
     for input_id, its in sorted(by_input(ranges).items()):
         own = [
-            [
-                ("partition", "=", p),
-                *(("offset", ">=", since), ("offset", "<", until)),
-                ("event_time", ">", oldest[TopicPartition(input_id, p)]),
-            ]
-            for p, (since, until) in its.items()
-            if since < until
+            [*term, ("event_time", ">", oldest[TopicPartition(input_id, p)])]
+            for p, span in its.items()
+            if span[0] < span[1]
+            for term in exactly("offset", {p: span})
         ]
         for where in in_portions(own):
             rows = reader.summary(

@@ -382,6 +382,11 @@ def between(column: str, bounds: Bounds) -> Where:
     return terms
 
 
+def exactly(column: str, bounds: Bounds) -> list[Sequence[Condition]]:
+    """Return a term for each partition, which no other rows meet than `between` is asked for."""
+    return [term for p, span in bounds.items() for term in between(column, {p: span})]
+
+
 def of_like_bounds(bounds: Bounds) -> list[list[int]]:
     """Return partitions in groups that share a term: at most `MAX_TERMS`, cut where bounds differ
     most. So one that lies far behind is alone.

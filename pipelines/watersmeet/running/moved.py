@@ -15,7 +15,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.history import read_history
 from watersmeet.lake.identity import remade_topics
 from watersmeet.lake.inputs import of_topic
-from watersmeet.lake.table_reader import TableReader, by_partition
+from watersmeet.lake.table_reader import TableReader, extremes
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.same_records import compare
 from watersmeet.settings import Settings
@@ -60,8 +60,7 @@ def _has_the_records(
     table = tables.bronze(input_id.source)
     if not reader.exists(table):
         return False
-    values = {"last": ("max", "offset")}
-    last = by_partition(reader.summary(table, ["partition"], values, of_topic(input_id)), "last")
+    last = extremes(reader, table, "offset", of_topic(input_id))
     if not last:
         newest = read_history(reader, settings).newest
         return not any(NextOffsets(reader, settings, partitions).of(input_id, newest).values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from watersmeet.core.columns import row_values
@@ -12,8 +12,16 @@ from watersmeet.core.plan import BatchPlan
 from watersmeet.core.sequence import EXCESS, TOO_MANY
 from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
-from watersmeet.lake.inputs import of_input, of_topic
-from watersmeet.lake.table_reader import Condition, TableReader, Where, in_portions
+from watersmeet.lake.inputs import by_input, of_input, of_topic
+from watersmeet.lake.table_reader import (
+    Aggregates,
+    Condition,
+    TableReader,
+    Where,
+    exactly,
+    in_portions,
+    row_count,
+)
 from watersmeet.monitoring.events import Counts, Judged, RecordsProcessed
 from watersmeet.running.batch_rows import BatchRows
 from watersmeet.running.owner import Owner
@@ -69,23 +77,12 @@ def outcomes(reader: TableReader, settings: Settings, plan: BatchPlan) -> dict[s
     is settled as `corrected` too, or as `not_corrected` with the reason `too_many` or `excess`, or
     as a duplicate with the reason `late`. `recovered`: records that a message has already.
     """
-    counts: dict[str, Counter[tuple[str, str]]] = {
-        input_id.topic: Counter() for input_id in settings.inputs
-    }
-    for input_id in settings.inputs:
-        records, beats = _consumed(reader, input_id, plan)
-        counts[input_id.topic]["merged", ""] += records
-        counts[input_id.topic]["heartbeat", ""] += beats
-        counts[input_id.topic]["late", ""] += 0
-        counts[input_id.topic]["excess", ""] += 0
-        if settings.has_ids:
-            counts[input_id.topic]["duplicate", ""] += 0
-        if tables.has_corrections(settings):
-            counts[input_id.topic]["corrected", ""] += 0
-            counts[input_id.topic]["not_corrected", TOO_MANY] += 0
-            counts[input_id.topic]["not_corrected", EXCESS] += 0
-            if settings.has_ids:
-                counts[input_id.topic]["duplicate", "late"] += 0
+    outcomes = [("merged", ""), ("heartbeat", ""), ("late", ""), ("excess", "")]
+    outcomes += [("duplicate", "")] if settings.has_ids else []
+    if tables.has_corrections(settings):
+        outcomes += [("corrected", ""), ("not_corrected", TOO_MANY), ("not_corrected", EXCESS)]
+        outcomes += [("duplicate", "late")] if settings.has_ids else []
+    counts = {topic: Counter(dict.fromkeys(outcomes, 0)) for topic in settings.topics}
     by = ["topic", "status", "is_late", "version", "invalid_reason"]
     where: Where = [[("batch", "=", plan.batch), ("status", "in", list(_OF_RECORDS))]]
     for row in reader.summary(tables.SILVER, by, {"rows": ("count", "*")}, where).to_pylist():
@@ -95,8 +92,16 @@ def outcomes(reader: TableReader, settings: Settings, plan: BatchPlan) -> dict[s
         elif row["version"] == 0:
             outcome = "not_corrected", row["invalid_reason"]
         counts[row["topic"]][outcome] += row["rows"]
-    for topic, rows in _not_merged(reader, plan):
-        counts[topic]["merged", ""] -= rows
+    consumed = {
+        tp: (done.from_offset, done.until_offset)
+        for tp, done in plan.ranges.items()
+        if not done.is_empty
+    }
+    for input_id, ranges in by_input(consumed).items():
+        here = counts[input_id.topic]
+        for portion in in_portions(exactly("offset", ranges)):
+            here.update(_consumed(reader, input_id, portion))
+            here["merged", ""] -= _not_merged(reader, input_id, portion, plan.batch)
     return {topic: dict(topic_counts) for topic, topic_counts in counts.items()}
 
 
@@ -110,8 +115,19 @@ _OF_RECORDS: Final = {
 """The outcome that a row of silver is counted as, by its status."""
 
 
-def _not_merged(reader: TableReader, plan: BatchPlan) -> Iterator[tuple[str, int]]:
-    """Yield the topics of a batch, and how many of the records that it has consumed are no parts.
+def _consumed(reader: TableReader, input_id: InputId, where: Where) -> Counts:
+    """Return how many records with a time are at some offsets: those with a key, and heartbeats."""
+    timed = [[*term, ("event_time", "is not null", None)] for term in of_topic(input_id, where)]
+    count: Aggregates = {"rows": ("count", "*")}
+    rows = reader.summary(tables.bronze(input_id.source), ["heartbeat"], count, timed)
+    return {
+        ("heartbeat" if is_beat else "merged", ""): records
+        for is_beat, records in row_values(rows, "heartbeat", "rows")
+    }
+
+
+def _not_merged(reader: TableReader, input_id: InputId, where: Where, batch: int) -> int:
+    """Return how many of the records at some offsets are no parts, as a batch has found.
 
     Late duplicates are late, and were counted before.
     """
@@ -119,46 +135,9 @@ def _not_merged(reader: TableReader, plan: BatchPlan) -> Iterator[tuple[str, int
         [("status", "in", ["late", "excess", "passed"])],
         [("status", "=", "duplicate"), ("is_late", "=", False)],
     ]
-    consumed = [(tp, done.from_offset) for tp, done in plan.ranges.items() if not done.is_empty]
-    for portion in in_portions(consumed):
-        where: Where = [
-            [("batch", "=", plan.batch), *kind, *term]
-            for tp, since in portion
-            for term in of_input(
-                tp.input, [[("partition", "=", tp.partition), ("offset", ">=", since)]]
-            )
-            for kind in kinds
-        ]
-        rows = reader.summary(tables.SILVER, ["topic"], {"rows": ("count", "*")}, where)
-        yield from row_values(rows, "topic", "rows")
-
-
-def _consumed(reader: TableReader, input_id: InputId, plan: BatchPlan) -> tuple[int, int]:
-    """Return how many records with a time a batch has consumed of an input.
-
-    The two numbers are those of records with a key and of heartbeats.
-    """
-    ranges = {
-        tp.partition: done
-        for tp, done in plan.ranges.items()
-        if tp.input == input_id and not done.is_empty
-    }
-    counts: Counter[bool] = Counter()
-    for portion in in_portions(sorted(ranges)):
-        where: Where = [
-            [
-                ("partition", "=", p),
-                ("offset", ">=", ranges[p].from_offset),
-                ("offset", "<", ranges[p].until_offset),
-                ("event_time", "is not null", None),
-            ]
-            for p in portion
-        ]
-        rows = reader.summary(
-            tables.bronze(input_id.source),
-            ["heartbeat"],
-            {"rows": ("count", "*")},
-            of_topic(input_id, where),
-        )
-        counts.update(dict(row_values(rows, "heartbeat", "rows")))
-    return counts[False], counts[True]
+    rows = [
+        [("batch", "=", batch), *kind, *term]
+        for term in of_input(input_id, where)
+        for kind in kinds
+    ]
+    return row_count(reader, tables.SILVER, rows)

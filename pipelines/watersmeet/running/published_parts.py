@@ -25,7 +25,7 @@ from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.pieces import BY_TIME, read_pieces
 from watersmeet.lake.published import with_message
 from watersmeet.lake.recovered import joined, parts_of_messages
-from watersmeet.lake.table_reader import TableReader, Where, in_portions, within
+from watersmeet.lake.table_reader import TableReader, Where, exactly, in_portions
 from watersmeet.settings import Settings
 
 _NO_OFFSETS = np.array([], np.int64)
@@ -141,10 +141,10 @@ def _deleted_offsets(
     deleted = list[tuple[TopicPartition, Int64s]]()
     for input_id in settings.inputs:
         old_records = [
-            [*terms, ("event_time", "<", times[tp.partition])]
+            [*term, ("event_time", "<", times[tp.partition])]
             for tp, span in spans.items()
             if tp.input == input_id and tp.partition in times
-            for terms in within({tp.partition: span})
+            for term in exactly("offset", {tp.partition: span})
         ]
         for portion in in_portions(old_records):
             table = tables.bronze(input_id.source)

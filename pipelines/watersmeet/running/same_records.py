@@ -19,7 +19,7 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import first_messages, timestamp_ms
 from watersmeet.lake import tables
 from watersmeet.lake.inputs import of_topic
-from watersmeet.lake.table_reader import Condition, TableReader, by_partition, in_portions
+from watersmeet.lake.table_reader import TableReader, exactly, extremes, in_portions
 from watersmeet.settings import KafkaSettings
 
 Ranges = Mapping[int, tuple[int, int]]
@@ -91,22 +91,17 @@ def _last_rows(
     lasts = dict[int, int]()
     size = 1
     while left and reader.exists(table):
-        near = [_within(p, max(since, until - size), until) for p, (since, until) in left.items()]
-        values = {"last": ("max", "offset")}
-        last = reader.summary(table, ["partition"], values, of_topic(input_id, near))
-        lasts |= by_partition(last, "last")
+        ends = {p: (max(since, until - size), until) for p, (since, until) in left.items()}
+        near = of_topic(input_id, exactly("offset", ends))
+        lasts |= extremes(reader, table, "offset", near)
         left = {p: s for p, s in left.items() if p not in lasts and s[1] - size > s[0]}
         size *= 64
     if not lasts:
         return {}
     columns = ["partition", "offset", "kafka_timestamp", "key", "value", "reason"]
-    where = [_within(p, offset, offset + 1) for p, offset in lasts.items()]
+    where = exactly("offset", {p: (offset, offset + 1) for p, offset in lasts.items()})
     rows = reader.select(table, columns, of_topic(input_id, where)).to_pylist()
     return {row["partition"]: row for row in rows}
-
-
-def _within(partition: int, since: int, until: int) -> list[Condition]:
-    return [("partition", "=", partition), ("offset", ">=", since), ("offset", "<", until)]
 
 
 def _deleted(kafka: KafkaSettings, topic: str, offsets: Mapping[int, int]) -> set[int]:
