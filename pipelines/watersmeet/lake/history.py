@@ -140,6 +140,19 @@ def unsettled_from(epochs: Epochs, clock: int) -> int:
     return clock - lag_ms - (len(epochs) - 1)
 
 
+def unsettled(
+    epochs: Epochs, generation: Generation, clocks: Mapping[int, int]
+) -> list[list[Condition]]:
+    """Return a term for each partition, for late records of a generation that may not be settled
+    at these clocks (ms).
+    """
+    of_generation: Condition = ("generation", "=", generation.number)
+    return [
+        [of_generation, ("partition", "=", p), ("u", ">=", unsettled_from(epochs, clock))]
+        for p, clock in sorted(clocks.items())
+    ]
+
+
 def needed_ms(epochs: Epochs) -> int:
     """Return how long before a position (ms) rows of silver begin that are needed to derive again
     what comes after it.

@@ -50,7 +50,7 @@ from watersmeet.lake.history import (
     longest_ms,
     needed_ms,
     read_history,
-    unsettled_from,
+    unsettled,
 )
 from watersmeet.lake.inputs import of_input, of_topic, topic_partition
 from watersmeet.lake.journal import ERASED, FLOOR
@@ -293,14 +293,14 @@ class _Old:
         return {p: min(limit, first.get(p, limit)) for p, limit in sorted(limits.items())}
 
     def _needed_of(self, name: str) -> dict[int, int]:
-        found = [self._needed_to_correct(name)]
+        needed = [self._needed_to_correct]
         if name == tables.SILVER:
-            found += [self._unpublished, self._published_again]
+            needed += [self._unpublished, self._published_again]
         elif name == tables.CORRECTIONS:
-            found.append(self._first_correction())
+            needed.append(self._first_correction())
         elif name == tables.LATE:
-            found.append(self._first_not_sent(name, "position"))
-        return _least(*found)
+            needed.append(self._first_not_sent(name, "position"))
+        return _least(*needed)
 
     def _first_waiting(self, base: Base) -> dict[TopicPartition, int]:
         """Return, by topic-partition, the first offset of records that waited for their tenants at
@@ -349,29 +349,19 @@ class _Old:
         where = self._beyond(CORRECTED)
         return extremes(self.reader, tables.CORRECTIONS, "last_event_time", where, "min")
 
-    def _needed_to_correct(self, name: str) -> dict[int, int]:
-        """Return, by partition, the time (ms) from which rows may be needed for corrections that
-        are not made yet: late records, and the merge records that these may belong to.
+    @cached_property
+    def _needed_to_correct(self) -> dict[int, int]:
+        """By partition, the time (ms) from which rows may be needed for corrections that are not
+        made yet: late records, and the merge records that these may belong to.
 
         `keep` is long enough for the rules of now; an earlier epoch may have had longer ones. A
         partition without such a late record is absent.
         """
-        if name not in (tables.LATE, tables.SILVER, tables.CORRECTIONS):
-            return {}
-        firsts = {column: ("min", column) for column in ("position", "event_time")}
-        of_generation: Condition = ("generation", "=", self.generation.number)
-        where = [
-            [of_generation, ("partition", "=", p), ("u", ">=", unsettled_from(self.epochs, clock))]
-            for p, clock in sorted(self.last.clocks.items())
-        ]
         longest = longest_ms(self.epochs)
-        needed: dict[int, int] = {}
-        for portion in in_portions(where):
-            for row in self.reader.summary(tables.LATE, ["partition"], firsts, portion).to_pylist():
-                is_late = name == tables.LATE
-                time = row["position"] if is_late else row["event_time"] - longest
-                needed[row["partition"]] = time
-        return needed
+        first: dict[int, int] = {}
+        for portion in in_portions(unsettled(self.epochs, self.generation, self.last.clocks)):
+            first |= extremes(self.reader, tables.LATE, "event_time", portion, "min")
+        return {p: time - longest for p, time in first.items()}
 
     def _first_not_sent(self, view: str, column: str) -> dict[int, int]:
         """Return, by partition, the time (ms) of the oldest row still to be sent as a dead letter.

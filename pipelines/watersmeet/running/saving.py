@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from watersmeet.core.state import State
 from watersmeet.lake import tables
-from watersmeet.lake.history import Base, Generation, History, unsettled_from
+from watersmeet.lake.history import Base, Generation, History, unsettled
 from watersmeet.lake.journal import BASE
 from watersmeet.lake.pieces import read_pieces
 from watersmeet.lake.progress import read_batches
@@ -87,13 +87,8 @@ def _rows(owner: Owner, settings: Settings, state: State) -> Iterator[pa.Table]:
     history = owner.history(settings)
     correcting = Correcting(owner.engine, settings, history.newest)
     late = [
-        [
-            of_generation,
-            ("status", "=", "late"),
-            ("partition", "=", p),
-            ("u", ">=", unsettled_from(history.epochs, at)),
-        ]
-        for p, at in sorted(state.clocks.items())
+        [("status", "=", "late"), *term]
+        for term in unsettled(history.epochs, history.newest, state.clocks)
     ]
     for where in in_portions(late):
         for rows in read_pieces(reader, tables.SILVER, names, where, by):
