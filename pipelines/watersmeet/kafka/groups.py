@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -81,7 +82,8 @@ class Group:
 
 
 class Groups:
-    """An observer that commits the next offsets to `watersmeet-NAME-bronze` and `-silver`.
+    """An observer that commits the next offsets to `watersmeet-NAME-bronze` and `-silver`, and
+    those that it is told of by `note` to the group of their layer.
 
     A group that cannot be committed to stops nothing: it is tried again, and warned of once.
     """
@@ -89,7 +91,7 @@ class Groups:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._groups: dict[str, Group] = {}
-        self._offsets: dict[str, dict[TopicPartition, int]] = {"bronze": {}, "silver": {}}
+        self._offsets = defaultdict[str, dict[TopicPartition, int]](dict)
         self._new: set[str] = set()
         self._warned: set[str] = set()
         self._lock = threading.Lock()
@@ -97,9 +99,9 @@ class Groups:
     def __call__(self, event: Event) -> None:
         """Note how far a layer is."""
         if isinstance(event, BronzeProgress):
-            self._note("bronze", event.offsets)
+            self.note("bronze", event.offsets)
         elif isinstance(event, MergeProgress):
-            self._note("silver", {tp: state.next_offset for tp, state in event.sources.items()})
+            self.note("silver", {tp: state.next_offset for tp, state in event.sources.items()})
 
     def follow(self, stopping: threading.Event) -> None:
         """Commit new offsets from time to time, and once more at the end."""
@@ -113,14 +115,15 @@ class Groups:
             new = {layer: dict(self._offsets[layer]) for layer in self._new}
             self._new.clear()
         # In threads, since a first commit waits for the group's coordinator.
-        with ThreadPoolExecutor(len(self._offsets)) as pool:
+        with ThreadPoolExecutor(max(1, len(new))) as pool:
             list(pool.map(self._commit, new.keys(), new.values()))
 
     def name(self, layer: str) -> str:
         """Return the name of a layer's group."""
         return f"watersmeet-{self._settings.name}-{layer}"
 
-    def _note(self, layer: str, offsets: Mapping[TopicPartition, int]) -> None:
+    def note(self, layer: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Note the next offsets of a layer."""
         with self._lock:
             noted = self._offsets[layer]
             if offsets.items() - noted.items():

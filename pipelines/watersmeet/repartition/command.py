@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
+from watersmeet.engine.polling import RunningThread
 from watersmeet.errors import ConfigurationError
+from watersmeet.kafka.groups import Groups
 from watersmeet.kafka.options import check_options
 from watersmeet.kafka.registry import Registry
 from watersmeet.monitoring.events import Observer, all_of
@@ -38,11 +42,14 @@ def repartition(
     longest_ms = _check(settings)
     notify = all_of(observers)
     runner = Runner(reporter, stopping, patience_s + longest_ms / 1000, notify=notify)
-    with ThreadPoolExecutor(1) as executor:
+    groups = Groups(settings)
+    with ThreadPoolExecutor(1) as executor, ExitStack() as stack:
+        show = partial(groups.note, "repartition")
         stages = [
-            Repartition(settings, name, executor, reporter, notify)
+            Repartition(settings, name, executor, reporter, notify, show)
             for name in settings.repartitioned
         ]
+        stack.callback(RunningThread(type(groups).__name__, groups.follow).stop)
         for stage in stages:
             runner.retry(stage.poll)
         while not stopping.is_set():

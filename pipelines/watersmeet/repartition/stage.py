@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,6 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from watersmeet.core.inputs import InputId
+from watersmeet.core.plan import TopicPartition
 from watersmeet.core.repartition import (
     ROUTED,
     InputPartition,
@@ -25,12 +26,9 @@ from watersmeet.engine.choice import lake_reader
 from watersmeet.errors import (
     DataLossError,
     FencedError,
-    KafkaTransientError,
     TransactionTimeoutError,
-    WatersmeetError,
     unknown_schema_of,
 )
-from watersmeet.kafka.groups import Group
 from watersmeet.kafka.publisher import REPARTITION, Publisher, record_publisher
 from watersmeet.kafka.reading import Range
 from watersmeet.kafka.registry import rules_of
@@ -45,8 +43,6 @@ from watersmeet.monitoring.observability import Reporter
 from watersmeet.repartition.topics import OriginTopics, WrittenTopic
 from watersmeet.running.transaction_size import TransactionSize
 from watersmeet.settings import Settings
-
-log = logging.getLogger("watersmeet.repartition")
 
 _LAYER: Final = "repartition"
 """The name of this stage beside the layers."""
@@ -85,6 +81,8 @@ class Repartition:
     """The executor that reads the next records while others are written."""
     reporter: Reporter = field(default_factory=Reporter)
     notify: Observer = ignore
+    show: Callable[[Mapping[TopicPartition, int]], None] = lambda _: None
+    """Called with the next offsets once a transaction has written what comes before them."""
     records: Counter[str] = field(default_factory=Counter)
     """Number of records written, by the topic that they come from."""
     is_done: bool = False
@@ -96,7 +94,6 @@ class Repartition:
     _waiting_since: float | None = None
     """Time (monotonic) since which a schema is waited for that the registry does not have."""
     _state: _State | None = None
-    _is_warned: bool = False
 
     def __post_init__(self) -> None:
         self._origins = OriginTopics(self.settings, self.source)
@@ -143,7 +140,9 @@ class Repartition:
             self.notify(LagObserved(_LAYER, topic, records))
             self.reporter.left(topic, sum(records.values()))
         if rows.num_rows:
-            self._show(state.written.offsets)
+            origin = partial(InputId, self.source)
+            offsets = state.written.offsets.items()
+            self.show({TopicPartition(origin(t), p): offset for (t, p), offset in offsets})
 
     def _write(self, rows: pa.Table, after: RepartitionProgress) -> None:
         began = time.monotonic()
@@ -172,17 +171,6 @@ class Repartition:
             size.timed_out(size.limit)
             raise
         size.succeeded(time.monotonic() - began, is_full=True)
-
-    def _show(self, offsets: Mapping[InputPartition, int]) -> None:
-        # Kafka's own tools show the lag of a consumer group; a failure to commit stops nothing.
-        try:
-            self._group.commit({(tp.topic, tp.partition): offset for tp, offset in offsets.items()})
-        except KafkaTransientError:  # the next step reports it
-            return
-        except WatersmeetError as error:
-            if not self._is_warned:
-                log.warning("%s; Kafka's own tools do not show the lag of %s", error, self.source)
-            self._is_warned = True
 
     def described(self) -> Iterator[dict[str, Any]]:
         """Yield the command's answer for this source: a row for each topic that is read."""
@@ -275,10 +263,6 @@ class Repartition:
     @cached_property
     def _lake(self) -> TableReader:
         return lake_reader(self.settings)
-
-    @cached_property
-    def _group(self) -> Group:
-        return Group(self.settings.kafka, f"watersmeet-{self.settings.name}-repartition")
 
     @cached_property
     def _publisher(self) -> Publisher:
