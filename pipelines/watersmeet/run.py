@@ -198,14 +198,7 @@ class Run:
         Returns once the batches under way are done. Raises WatersmeetError if a layer failed.
         """
         with self._watched(), self.take_layers(can_be_idle=True) as cycle:
-            watch = self._topic_monitor()
-
-            def look() -> bool:
-                """Look at the topics; return True where the cycle is due."""
-                watch.poll()
-                return cycle.is_due
-
-            self.runner.supervise(cycle.run, cycle.follow, look)
+            self._supervise(cycle.run, cycle.follow, lambda: cycle.is_due)
             cycle.raise_if_lost()
 
     def run_to_end(self, work: Callable[[], object]) -> None:
@@ -213,22 +206,31 @@ class Run:
 
         Afterwards `stopping` is set. Raises WatersmeetError if it failed.
         """
-        watch = self._topic_monitor()
+        self._supervise(work, partial(_beside, "cycle"), ends=True)
 
-        def look() -> bool:
-            """Look at the topics; nothing else is due."""
-            watch.poll()
-            return False
+    def _supervise(
+        self,
+        work: Callable[[], object],
+        follow: Callable[[Callable[[], None]], Running],
+        is_due: Callable[[], bool] = lambda: False,
+        *,
+        ends: bool = False,
+    ) -> None:
+        """Run work as `Runner.supervise` does, and look at the sources' topics meanwhile."""
 
-        self.runner.supervise(work, partial(_beside, "cycle"), look, ends=True)
-
-    def _topic_monitor(self) -> TopicMonitor:
         def away(error: KafkaTransientError, news: str) -> None:
             """Report to people and observers that Kafka is waited for."""
             self.reporter.notify("kafka", news)
             self.notify(Failed(kind_of(error), is_retried=True))
 
-        return TopicMonitor(self.settings, self.partitions, away, self.patience_s)
+        topics = TopicMonitor(self.settings, self.partitions, away, self.patience_s)
+
+        def look() -> bool:
+            """Look at the topics; return True where work is due."""
+            topics.poll()
+            return is_due()
+
+        self.runner.supervise(work, follow, look, ends=ends)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

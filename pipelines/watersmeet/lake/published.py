@@ -225,29 +225,23 @@ def unpublished(
         ("batch", ">=", ended.from_batch),
         ("batch", "<", newest.from_batch),
     ]
-    yield from _up_to(sequence, ended.unsent_until(sequence), batches)
+    yield from _beside_tails(sequence, "<=", ended.unsent_until(sequence), batches)
     partitions = {tp.partition for tp in newest.begin}
-    yield from _after(sequence, newest.tails_of(sequence), partitions, batches)
+    yield from _beside_tails(sequence, ">", newest.tails_of(sequence), batches, partitions)
 
 
-def _after(
+def _beside_tails(
     sequence: Order,
+    operator: str,
     tails: Mapping[int, Tail],
-    partitions: Iterable[int],
     batches: Sequence[Condition],
+    partitions: Iterable[int] | None = None,
 ) -> Iterator[Sequence[Condition]]:
-    for p in sorted(partitions):
+    # Of these partitions, or of all with a tail; of one without a tail, all rows.
+    for p in sorted(tails if partitions is None else partitions):
         here: list[Condition] = [*with_message(sequence), *batches, ("partition", "=", p)]
-        place = tails[p].place if p in tails else None
-        yield from ([*here, *term] for term in after(sequence, place))
-
-
-def _up_to(
-    sequence: Order, tails: Mapping[int, Tail], batches: Sequence[Condition]
-) -> Iterator[Sequence[Condition]]:
-    for p, tail in sorted(tails.items()):
-        here: list[Condition] = [*with_message(sequence), *batches, ("partition", "=", p)]
-        yield from ([*here, *term] for term in up_to(sequence, tail.place))
+        terms = _beside(sequence, tails[p].place, operator) if p in tails else [[]]
+        yield from ([*here, *term] for term in terms)
 
 
 def count_behind_sink(
@@ -257,7 +251,8 @@ def count_behind_sink(
     never published, since they sort at or before the tail at which it began.
     """
     batches: list[Condition] = [("batch", ">=", generation.from_batch)]
-    return _count(reader, _up_to(sequence, generation.tails_of(sequence), batches))
+    tails = generation.tails_of(sequence)
+    return _count(reader, _beside_tails(sequence, "<=", tails, batches))
 
 
 def count_to_publish(
@@ -290,7 +285,7 @@ def _to_publish(
     generation: Generation, tails: Mapping[int, Tail], partitions: Iterable[int]
 ) -> Iterator[Sequence[Condition]]:
     batches: list[Condition] = [("batch", ">=", generation.from_batch)]
-    return _after(MERGED, {**generation.tails, **tails}, partitions, batches)
+    return _beside_tails(MERGED, ">", {**generation.tails, **tails}, batches, partitions)
 
 
 def _count(reader: TableReader, where: Iterable[Sequence[Condition]]) -> dict[int, int]:
