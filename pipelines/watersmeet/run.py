@@ -44,7 +44,6 @@ from watersmeet.lake.identity import (
     check_identity,
     check_layout,
     check_rules,
-    identity,
     keep_facts,
     keep_first_epoch,
     keep_identity,
@@ -66,7 +65,7 @@ from watersmeet.lake.torn import move_aside
 from watersmeet.monitoring.events import Failed, Observer, OwnerChanged, all_of
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.running.generations import begin_first, check_beginning
-from watersmeet.running.moved import moved_topics
+from watersmeet.running.next_offsets import read_facts
 from watersmeet.running.owner import Owner, fence_all, kept_by, written_by
 from watersmeet.running.runner import Runner
 from watersmeet.running.sampling import Sampler
@@ -316,11 +315,9 @@ class Run:
         Raises ConfigurationError if the configuration is not of this lake.
         """
         reader = self.engine.reader
-        ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
-        facts = identity(self.settings, self.partitions, ids)
-        kept = kept_facts(reader)
-        moved = moved_topics(reader, self.settings, self.partitions, kept, facts)
-        check_identity(kept, {field: fact for field, fact in facts.items() if field not in moved})
+        facts, moved = read_facts(reader, self.settings, self.partitions)
+        unmoved = {field: fact for field, fact in facts.items() if field not in moved}
+        check_identity(kept_facts(reader), unmoved)
         return facts, moved
 
     def _widen_own(self, written: Sequence[tuple[str, str]]) -> None:

@@ -74,8 +74,7 @@ EXCEPTIONS = frozenset(
         ("audit.rebuild", "running.owner"),  # a rebuild is silver again, and nobody's word on it
         ("audit.rebuild", "silver"),
         ("audit.validate", "running.generations"),  # what a run would read
-        ("audit.validate", "running.moved"),  # and whether it would
-        ("audit.validate", "running.next_offsets"),
+        ("audit.validate", "running.next_offsets"),  # and whether it would
         ("run", "quality.beside"),  # checks beside the stream
         ("quality.beside", "running.owner"),  # the wall clock
         ("quality.command", "running.owner"),

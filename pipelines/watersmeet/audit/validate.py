@@ -42,8 +42,6 @@ from watersmeet.lake.identity import (
     check_layout,
     check_rules,
     differences,
-    identity,
-    kept_facts,
     may_begin_anew,
 )
 from watersmeet.lake.location import Lake
@@ -55,8 +53,7 @@ from watersmeet.lake.restored import (
 from watersmeet.lake.store import check_writable
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.running.generations import preview
-from watersmeet.running.moved import moved_topics
-from watersmeet.running.next_offsets import NextOffsets
+from watersmeet.running.next_offsets import NextOffsets, read_facts
 from watersmeet.settings import Settings
 
 
@@ -235,14 +232,11 @@ def check_lake(
     if problems or not with_kafka:
         return problems, []
     try:
-        cluster = Cluster(settings.kafka)
-        topics = topics_of(settings)
-        partitions = co_partitioned(settings, cluster.partition_counts(topics))
-        facts = identity(settings, partitions, cluster.topic_ids(topics))
-        kept = kept_facts(reader)
-        for field in moved_topics(reader, settings, partitions, kept, facts):
-            del facts[field]
-        problems = differences(reader, facts)
+        counts = Cluster(settings.kafka).partition_counts(topics_of(settings))
+        partitions = co_partitioned(settings, counts)
+        facts, moved = read_facts(reader, settings, partitions)
+        unmoved = {field: fact for field, fact in facts.items() if field not in moved}
+        problems = differences(reader, unmoved)
         if not may_begin_anew(reader, epochs := read_history(reader, settings).epochs, settings):
             check_rules(epochs, settings)
         return problems, [] if problems else preview(reader, settings, partitions)

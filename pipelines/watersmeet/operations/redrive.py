@@ -36,7 +36,7 @@ from watersmeet.kafka.reading import Range, read_range
 from watersmeet.kafka.registry import rules_of
 from watersmeet.lake import tables
 from watersmeet.lake.history import read_history
-from watersmeet.lake.identity import differences, identity, kept_facts
+from watersmeet.lake.identity import differences
 from watersmeet.lake.inputs import of_input, of_topic
 from watersmeet.lake.lease import FORGET, check_not_changing
 from watersmeet.lake.location import Lake
@@ -53,8 +53,7 @@ from watersmeet.lake.pieces import (
     records_at,
 )
 from watersmeet.lake.table_reader import Condition, TableReader, within
-from watersmeet.running.moved import moved_topics
-from watersmeet.running.next_offsets import NextOffsets
+from watersmeet.running.next_offsets import NextOffsets, read_facts
 from watersmeet.running.transaction_size import TransactionSize
 from watersmeet.settings import Settings
 
@@ -106,9 +105,7 @@ class Redrive:
                 )
         topics = topics_of(self.settings)
         self.partitions = co_partitioned(self.settings, self._cluster.partition_counts(topics))
-        facts = identity(self.settings, self.partitions, self._cluster.topic_ids(topics))
-        kept = kept_facts(self.reader)
-        moved = moved_topics(self.reader, self.settings, self.partitions, kept, facts)
+        facts, moved = read_facts(self.reader, self.settings, self.partitions)
         topics_of_lake = {
             name: fact
             for name, fact in facts.items()
