@@ -438,11 +438,7 @@ def _corrections(
     }
     if batch.has_ids:
         columns[RECORD_IDS.name] = every.repeated().record_ids
-    columns |= {
-        "valid": pa.nulls(len(made), pa.bool_()),
-        "invalid_reason": pa.nulls(len(made), pa.string()),
-        "has_message": pa.array([each.record.has_message for each in made], pa.bool_()),
-    }
+    columns["has_message"] = pa.array([each.record.has_message for each in made], pa.bool_())
     return _with_places(columns, late, made, batch)
 
 
@@ -457,14 +453,15 @@ def _not_corrected(late: Settled, refused: Sequence[_Corrected], batch: Batch) -
         **dict.fromkeys(("valid", "has_message"), pa.repeat(pa.scalar(False), count)),
         "invalid_reason": pa.array([each.reason for each in refused], pa.string()),
     }
-    if batch.has_ids:
-        columns[RECORD_IDS.name] = pa.nulls(count, schema.field(RECORD_IDS.name).type)
     return _with_places(columns, late, refused, batch)
 
 
 def _with_places(
     columns: dict[str, Any], late: Settled, made: Sequence[_Corrected], batch: Batch
 ) -> pa.Table:
+    """Return rows with all columns of `correction_schema`; what neither they nor `made` have is
+    null.
+    """
     own = np.array([each.late for each in made], np.int64)
     of_late = late.rows.take(pa.array(own))
     for name in ("partition", "tenant", "merge_key", "source", "topic", "offset", "position", "u"):
@@ -482,7 +479,8 @@ def _with_places(
     for name in ("is_late_born", "id"):
         values = [getattr(each.record, name) for each in made]
         columns[name] = pa.array(values, schema.field(name).type)
-    return pa.table(columns).select(schema.names).cast(schema)
+    every = [columns.get(field.name, pa.nulls(len(made), field.type)) for field in schema]
+    return pa.table(every, schema.names).cast(schema)
 
 
 def _duplicates(repeated: Sequence[Mapping[str, Any]], batch: Batch) -> pa.Table:

@@ -15,7 +15,6 @@ follows for the generation before it is completed by `end_earlier`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -442,29 +441,14 @@ def _write_published(
         owner.change(tables.SILVER, application, delete)
     fault_point("beginning.known")
     schema = engine.lake.schema(tables.SILVER)
-    idle = _rows_of_decisions(decided, now_ms(), number)
+    # Rows of one time are one decision.
+    by_time = enumerate([[], *([each] for each in decided)], now_ms())
+    idle = pa.concat_tables([decision_rows(each, time, None, number) for time, each in by_time])
     out = out_rows(rows, number, schema)
     known = pa.concat_tables([out, in_silver(idle, "idle", schema)])
     if known.num_rows:
         owner.append(tables.SILVER, known, application)
     return int(out["merge_key"].null_count)
-
-
-def _rows_of_decisions(decided: Iterable[Decided], now: int, number: int) -> pa.Table:
-    """Return decisions as rows.
-
-    Decisions after the same offset are a millisecond apart, since rows of one time are one
-    decision.
-    """
-    counts: Counter[tuple[TopicPartition, int]] = Counter()
-    by_time: dict[int, list[Decided]] = {now: []}
-    for tp, decision in decided:
-        place = tp, decision.after_offset
-        by_time.setdefault(now + counts[place], []).append((tp, decision))
-        counts[place] += 1
-    return pa.concat_tables(
-        [decision_rows(decisions, time, None, number) for time, decisions in by_time.items()]
-    )
 
 
 def _decide(owner: Owner, generation: Generation) -> None:
