@@ -40,7 +40,7 @@ from watersmeet.core.recovery import (
 )
 from watersmeet.core.sequence import Place, Tail
 from watersmeet.core.window import Closing, Window, epoch_start
-from watersmeet.running.recovery_headers import Ended, Fingerprints, read_spans
+from watersmeet.running.recovery_headers import Fingerprints, decides_until, read_spans
 
 pytestmark = [pytest.mark.promise("B3"), pytest.mark.fault("lost", oracle=True)]
 
@@ -279,14 +279,13 @@ class Lake:
 
     def fingerprints(self) -> Fingerprints:
         named = [epoch.fingerprint for epoch in self.epochs]
-        ended, start = list[Ended](), NULL_TIME
+        ended, start, now = list[tuple[str, int]](), NULL_TIME, self.epoch.closing
         following = [*(each.epoch for each in self.ended[1:]), self.epoch]
         for (epoch, clock, _), after in zip(self.ended, following, strict=False):
             start = epoch_start(clock, start, epoch.closing, after.closing)
-            ended.append(Ended(epoch.fingerprint, epoch.window, clock, clock, start, 0))
-        return Fingerprints(
-            named[-1], self.epoch.window.gap_ms, 0, {0: ended}, read_spans(named, self.read_since)
-        )
+            until = decides_until(clock, clock, start, epoch.closing, now)
+            ended.append((epoch.fingerprint, until))
+        return Fingerprints(named[-1], {0: ended}, read_spans(named, self.read_since))
 
     def headers(self, row: MergeRecord) -> dict[str, bytes | None]:
         position = read_again_from(row.closed_at, self.epoch.window.longest_ms)

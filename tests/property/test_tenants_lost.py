@@ -34,8 +34,8 @@ from watersmeet.core.recovery import (
     sink_state,
 )
 from watersmeet.core.sequence import IDLE, MIN_OFFSETS, RULES, Tail
-from watersmeet.core.window import Window
-from watersmeet.running.recovery_headers import Ended, Fingerprints
+from watersmeet.core.window import Closing, Window
+from watersmeet.running.recovery_headers import Fingerprints, decides_until
 
 Decisions = Mapping[str, Sequence[IdleDecision]]
 
@@ -243,14 +243,13 @@ class Changed:
             model.begin_epoch(after.gap_ms, after.max_ms, after.lag_ms)
             if model.clock is not None:
                 head = max(model.heads.values())
-                window = Window(before.gap_ms, before.max_ms)
-                name, lag_ms = str(before.closing()), before.lag_ms or 0
-                ended.append(Ended(name, window, model.clock, head, model.epoch_start, lag_ms))
+                start, now = model.epoch_start, Closing(*rules.closing())
+                until = decides_until(model.clock, head, start, Closing(*before.closing()), now)
+                ended.append((str(before.closing()), until))
             model.advance()
         model.arrive(*self.river.records[len(self.records) :], *later)
         model.advance()
-        current = str(rules.closing())
-        return model, Fingerprints(current, rules.gap_ms, rules.lag_ms or 0, {0: ended}, ())
+        return model, Fingerprints(str(rules.closing()), {0: ended}, ())
 
 
 MOST_AT_ONCE = 5

@@ -29,7 +29,7 @@ from watersmeet.core.recovery import (
     recovery_headers,
 )
 from watersmeet.core.sequence import CORRECTED, NO_RECOVERY, Headers, clock_of
-from watersmeet.core.window import Window, epoch_start
+from watersmeet.core.window import Closing, epoch_start
 from watersmeet.lake.history import Epochs, Generation, Generations
 from watersmeet.lake.identity import kept_topic_ids
 from watersmeet.lake.inputs import first_offsets, of_input
@@ -190,63 +190,43 @@ Without `until` (None): all that bronze has from there on.
 """
 
 
-class Ended(NamedTuple):
-    """An epoch that ended in a partition: its rules, their window, and the clock (ms) then.
+def decides_until(clock: int, head: int, next_start: int, before: Closing, now: Closing) -> int:
+    """Return the last position (ms) at which the rules of an epoch that ended still decide
+    something in a partition.
 
-    - `head`: the largest head (ms) of the partition's inputs, up to which the epoch may have
-      looked.
-    - `next_start`: where the next epoch started (ms); the clock may still have been behind that.
-    - `lag_ms`: how far a tenant's clock could be behind.
+    `clock`: that at its end; `head`: the largest one of the partition's inputs, up to which it may
+    have looked. Behind what it has merged, its end decides
+
+    - what is closed later than it was due, since the next epoch started at `next_start` (ms);
+    - what is late;
+    - how far tenants are: after a change of the lag, no tenant is further behind than the epoch's
+      lag, counted from `head`.
     """
-
-    fingerprint: str
-    window: Window
-    clock: int
-    head: int
-    next_start: int
-    lag_ms: int
-
-    @property
-    def horizon(self) -> int:
-        """Event time (ms) before which a record was late at the end.
-
-        What had timed out lies before it.
-        """
-        return self.clock - self.window.gap_ms
+    horizon = clock - before.gap_ms
+    ahead = [head - before.lag_ms] if before.lag_ms != now.lag_ms else []
+    return max(clock, next_start, horizon + now.gap_ms - 1, *ahead)
 
 
 class Fingerprints(NamedTuple):
     """Fingerprints of the rules of a generation.
 
-    - `current`: of the current rules, with their gap and lag (ms).
-    - `ended`: by partition, the epochs that ended.
+    - `current`: of the current rules.
+    - `ended`: by partition, of the epochs that ended, and until which position (ms) each decides.
     - `read`: the offsets that were read by other rules, each `[since, until)`.
     """
 
     current: str
-    gap_ms: int
-    lag_ms: int
-    ended: Mapping[int, Sequence[Ended]]
+    ended: Mapping[int, Sequence[tuple[str, int]]]
     read: Sequence[Span]
 
     def of(self, partition: int, offsets: Mapping[InputId, int], position: int) -> set[str]:
         """Return the fingerprints of the rules by which a partition was read and merged.
 
         `offsets`: by input, the first offset that was read. `position`: the first position (ms)
-        that was merged. An epoch that ended before `position` counts, too, where its end
-        still decides
-
-        - what is closed later than it was due, since the next epoch started behind `position`; or
-        - what is late; or
-        - how far tenants are: after a change of the lag, no tenant is further behind than the
-          epoch's lag, counted from the largest head that the epoch has looked at.
+        that was merged.
         """
-        fingerprints = {self.current}
-        for ended in self.ended.get(partition, ()):
-            is_late = ended.horizon > position - self.gap_ms
-            is_ahead = ended.lag_ms != self.lag_ms and ended.head - ended.lag_ms >= position
-            if max(ended.clock, ended.next_start) >= position or is_late or is_ahead:
-                fingerprints.add(ended.fingerprint)
+        ended = self.ended.get(partition, ())
+        fingerprints = {self.current, *(name for name, until in ended if until >= position)}
         for fingerprint, since, until in self.read:
             for input_id, offset in offsets.items():
                 tp = TopicPartition(input_id, partition)
@@ -259,32 +239,33 @@ def read_fingerprints(
     reader: TableReader, epochs: Epochs, generations: Generations
 ) -> Fingerprints:
     """Return the fingerprints for the messages of the newest generation."""
-    newest = generations.newest
-    now = epochs.current.settings
     fingerprints = [epoch.settings.fingerprint for epoch in epochs]
-    fixed = now.fingerprint, now.merge.window.gap_ms, now.merge.tenant_max_lag_ms or 0
     if len(set(fingerprints)) == 1:
-        return Fingerprints(*fixed, {}, ())
-    ended = _ended(reader, epochs, newest)
+        return Fingerprints(fingerprints[-1], {}, ())
+    ended = _ended(reader, epochs, generations.newest)
     since = {epoch.number: epoch.read_since for epoch in epochs if epoch.read_since is not None}
-    return Fingerprints(*fixed, ended, read_spans(fingerprints, since, generations[1:]))
+    spans = read_spans(fingerprints, since, generations[1:])
+    return Fingerprints(fingerprints[-1], ended, spans)
 
 
-def _ended(reader: TableReader, epochs: Epochs, generation: Generation) -> dict[int, list[Ended]]:
+def _ended(
+    reader: TableReader, epochs: Epochs, generation: Generation
+) -> dict[int, list[tuple[str, int]]]:
     ends = [(epoch, last) for epoch, last in epochs.ends() if last >= generation.from_batch]
     batches = read_batches(reader, [last for _, last in ends]) if ends else {}
     following = [*(epoch for epoch, _ in ends[1:]), epochs.current]
-    ended = defaultdict[int, list[Ended]](list)
+    ended = defaultdict[int, list[tuple[str, int]]](list)
     starts = dict[int, int]()
+    now = epochs.current.settings.merge.rules.closing
     for (epoch, last), after in zip(ends, following, strict=False):
-        rules, later = epoch.settings.merge.rules, after.settings.merge.rules
+        rules, later = (each.settings.merge.rules.closing for each in (epoch, after))
         for p, clock in batches[last].clocks.items():
             start = starts.get(p, NULL_TIME)
-            starts[p] = epoch_start(clock, start, rules.closing, later.closing)
+            starts[p] = epoch_start(clock, start, rules, later)
             heads = (done.head for tp, done in batches[last].ranges.items() if tp.partition == p)
             head = max(head for head in heads if head is not None)
-            name, lag_ms = epoch.settings.fingerprint, rules.lag_ms or 0
-            ended[p].append(Ended(name, rules.window, clock, head, starts[p], lag_ms))
+            until = decides_until(clock, head, starts[p], rules, now)
+            ended[p].append((epoch.settings.fingerprint, until))
     return ended
 
 
