@@ -15,7 +15,7 @@ from tests.support.topics import dead_letters, produce
 from watersmeet.ask.status import status
 from watersmeet.audit.validate import check_kafka, check_keys
 from watersmeet.lake import tables
-from watersmeet.operations.redrive import Redrive, Refused, redriven_in_bronze
+from watersmeet.operations.redrive import Redrive, redriven_in_bronze
 
 pytestmark = [pytest.mark.promise("R9"), pytest.mark.fault("hostile")]
 
@@ -126,9 +126,8 @@ def test_thousands_of_claims_of_one_record_cost_what_one_does(kafka: str, tmp_pa
     produce_raw(kafka, tracking, b"{", [claim] * CLAIMS)
     produce(kafka, river.topic("orders"), [(0, keyed("a", 10))])
     river.finish("bronze")
-    refused = Refused(river.reader, river.settings.inputs[0])
     began = time.process_time()
-    found = list(redriven_in_bronze(river.reader, refused, {0: (1, 2)}))
+    found = list(redriven_in_bronze(river.reader, river.settings.inputs[0], {0: (1, 2)}))
     assert time.process_time() - began < CLAIMS_S
     assert found == []
 

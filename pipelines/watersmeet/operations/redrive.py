@@ -171,8 +171,7 @@ class Redrive:
         if not len(offsets):
             return 0, []
         first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}
-        refused = Refused(self.reader, input_id)
-        redriven = set(self._redriven(input_id, refused, first, is_settled=publisher is not None))
+        redriven = set(self._redriven(input_id, first, is_settled=publisher is not None))
         places = zip(partitions.tolist(), offsets.tolist(), strict=True)
         is_left = np.array([place not in redriven for place in places], np.bool_)
         left = partitions[is_left], offsets[is_left]
@@ -230,7 +229,7 @@ class Redrive:
     # -- what was redriven
 
     def _redriven(
-        self, input_id: InputId, refused: Refused, first: Mapping[int, int], *, is_settled: bool
+        self, input_id: InputId, first: Mapping[int, int], *, is_settled: bool
     ) -> Iterator[tuple[int, int]]:
         """Yield the (partition, offset) of each record that was redriven.
 
@@ -244,7 +243,7 @@ class Redrive:
         )
         unread = NextOffsets(self.reader, self.settings, self.partitions).of(input_id)
         bronze_ranges = {p: (at + 1, until) for p, at in first.items()}
-        for p, _, offset in redriven_in_bronze(self.reader, refused, bronze_ranges):
+        for p, _, offset in redriven_in_bronze(self.reader, input_id, bronze_ranges):
             yield p, offset
         ranges = [(p, unread[p], bounds[p][1]) for p in first]
         ranges += [
@@ -258,7 +257,8 @@ class Redrive:
                 for batch in read_range(
                     self.settings.kafka, Range(topic, p, begin, min(until, bounds[p][1]))
                 ):
-                    for _, _, offset in refused.confirmed(pa.Table.from_batches([batch])):
+                    rows = pa.Table.from_batches([batch])
+                    for _, _, offset in _confirmed(self.reader, input_id, rows):
                         yield p, offset
 
     @cached_property
@@ -270,46 +270,31 @@ def _of(input_id: InputId) -> list[Condition]:
     return [("source", "=", input_id.source), NOT_FORGOTTEN]
 
 
-class Refused:
-    """The records of an input that `quarantine` has, as fingerprints.
+def _confirmed(
+    reader: TableReader, input_id: InputId, rows: pa.Table
+) -> Iterator[tuple[int, int, int]]:
+    """Yield those of these whole records of an input's topic that were redriven: `quarantine` has
+    the refused record.
 
-    Each is read once, when it is first needed.
+    Each is given as partition, offset, and the offset of the record that it was.
     """
-
-    def __init__(self, reader: TableReader, input_id: InputId) -> None:
-        self.input = input_id
-        self._reader = reader
-        self._fingerprints: dict[tuple[int, int], bytes | None] = {}
-        """Fingerprints by partition and offset; None where quarantine does not have the record, or
-        it was forgotten.
-        """
-
-    def confirmed(self, rows: pa.Table) -> Iterator[tuple[int, int, int]]:
-        """Yield those of these whole records of the topic that were redriven.
-
-        Each is given as partition, offset, and the offset of the record that it was.
-        """
-        claims = list[tuple[int, int, int, int]]()  # and how many headers the refused record had
-        for p, at, headers in row_values(rows, "partition", "offset", "headers"):
-            pairs = [(header["key"], header["value"]) for header in headers or ()]
-            if (claim := redriven_offset(self.input.topic, p, at, pairs)) is not None:
-                claims.append((p, at, *claim))
-        self._read({(p, offset) for p, _, offset, _ in claims})
-        # Not all columns: Python has no such times as Kafka's timestamps may be.
-        whole = rows.select(_WHOLE).to_pylist() if claims else []
-        records = {(row["partition"], row["offset"]): row for row in whole}
-        for p, at, offset, count in claims:
-            if self._fingerprints[p, offset] == _fingerprint(records[p, at], count):
-                yield p, at, offset
-
-    def _read(self, places: Iterable[tuple[int, int]]) -> None:
-        new = {place for place in places if place not in self._fingerprints}
-        self._fingerprints |= dict.fromkeys(new)
-        of_input = _of(self.input)
-        for rows in records_at(self._reader, self.input, tables.QUARANTINE, new, _WHOLE, of_input):
-            self._fingerprints |= {
-                (row["partition"], row["offset"]): _fingerprint(row) for row in rows.to_pylist()
-            }
+    claims = list[tuple[int, int, int, int]]()  # and how many headers the refused record had
+    for p, at, headers in row_values(rows, "partition", "offset", "headers"):
+        pairs = [(header["key"], header["value"]) for header in headers or ()]
+        if (claim := redriven_offset(input_id.topic, p, at, pairs)) is not None:
+            claims.append((p, at, *claim))
+    claimed = {(p, offset) for p, _, offset, _ in claims}
+    refused = {
+        (row["partition"], row["offset"]): _fingerprint(row)
+        for some in records_at(reader, input_id, tables.QUARANTINE, claimed, _WHOLE, _of(input_id))
+        for row in some.to_pylist()
+    }
+    # Not all columns: Python has no such times as Kafka's timestamps may be.
+    whole = rows.select(_WHOLE).to_pylist() if claims else []
+    records = {(row["partition"], row["offset"]): row for row in whole}
+    for p, at, offset, count in claims:
+        if refused.get((p, offset)) == _fingerprint(records[p, at], count):
+            yield p, at, offset
 
 
 def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
@@ -318,18 +303,17 @@ def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
 
 
 def redriven_in_bronze(
-    reader: TableReader, refused: Refused, ranges: Mapping[int, tuple[int, int]]
+    reader: TableReader, input_id: InputId, ranges: Mapping[int, tuple[int, int]]
 ) -> Iterator[tuple[int, int, int]]:
     """Yield the redriven records that bronze has in ranges `[from, until)`, by partition.
 
     A few more may come. Each is given as its partition, its own offset and that of the refused
     record that it was. Whole records are read only where they say that they were redriven.
     """
-    input_id = refused.input
     table = tables.bronze(input_id.source)
     if not ranges or not reader.exists(table):
         return
     says_so: Condition = (REDRIVEN_FROM.name, "is not null", None)
     where = of_topic(input_id, [[*terms, says_so] for terms in within(ranges)])
     for rows in read_pieces(reader, table, _WHOLE, where, BY_OFFSET):
-        yield from refused.confirmed(rows)
+        yield from _confirmed(reader, input_id, rows)

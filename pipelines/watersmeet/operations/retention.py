@@ -69,7 +69,7 @@ from watersmeet.lake.table_reader import (
     row_count,
 )
 from watersmeet.lake.tables import DELETING
-from watersmeet.operations.redrive import Refused, redriven_in_bronze
+from watersmeet.operations.redrive import redriven_in_bronze
 from watersmeet.running.dead_letters import unsent
 from watersmeet.running.owner import Owner
 from watersmeet.running.saving import save_last_state
@@ -430,6 +430,6 @@ def _redriven(
     first = extremes(reader, tables.QUARANTINE, "offset", where, "min")
     ranges = {p: (at + 1, ends[p]) for p, at in first.items() if p in ends}
     needed: dict[int, list[int]] = {}
-    for p, at, _ in redriven_in_bronze(reader, Refused(reader, input_id), ranges):
+    for p, at, _ in redriven_in_bronze(reader, input_id, ranges):
         needed.setdefault(p, []).append(at)
     return needed
