@@ -256,7 +256,7 @@ def test_what_has_come_while_gold_stood_still_is_planned_in_parts(
 
     def counted(self: Unpublished, where: Where) -> Any:
         rows = select(self, where)
-        planned.append(len(rows.times))
+        planned.append(rows.num_rows)
         return rows
 
     monkeypatch.setattr(Unpublished, "_select", counted)

@@ -64,14 +64,8 @@ class Planner:
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
     _rows: list[pa.Table] = field(default_factory=list, repr=False)
     """The rows that the last plan looked at, by input, and those after them."""
-    _clocks: Clocks | None = field(default=None, repr=False)
-
-    @property
-    def clocks(self) -> Clocks:
-        """The clocks after the last plan. Raises ValueError where none was made."""
-        if self._clocks is None:
-            raise ValueError("nothing is planned")
-        return self._clocks
+    clocks: Clocks = field(init=False, repr=False)
+    """The clocks after the last plan."""
 
     @property
     def partitions(self) -> list[int]:
@@ -92,8 +86,8 @@ class Planner:
         if plan is None:
             return None
         rows = self._looked_at()
-        self._clocks = self._clocks_after(plan, rows)
-        may_have_late = self._clocks.may_have_late(rows, self.state.rules)
+        self.clocks = self._clocks_after(plan, rows)
+        may_have_late = self.clocks.may_have_late(rows, self.state.rules)
         return replace(plan, has_late=plan.has_late or self.state.begins_epoch or may_have_late)
 
     def _within(self, share: int, share_bytes: int | None = None) -> BatchPlan | None:

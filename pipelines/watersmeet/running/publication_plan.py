@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -96,21 +96,20 @@ class Unpublished:
         on. If there are more rows than the limit, each partition gives about an equal share.
         """
         rows = self._rows()
+        every, sizes = int64s(rows[self.sequence.clock]), sizes_of(rows)
         share = min(
-            1.0,
-            limits.records / max(1, len(rows.times)),
-            limits.bytes / max(1, int(rows.sizes.sum())),
+            1.0, limits.records / max(1, len(every)), limits.bytes / max(1, int(sizes.sum()))
         )
         chunking = _Chunking(self, limits.chunk)
         ends: dict[int, tuple[int, int]] = {}
         count = 0
-        for partition, numbers in groups(rows.partitions, rows.times).items():
-            times = rows.times[numbers]
+        for partition, numbers in groups(int64s(rows["partition"]), every).items():
+            times = every[numbers]
             taken = _first(times, max(1, int(len(times) * share)))
-            chunking.add(partition, taken, rows.sizes[numbers][: len(taken)])
+            chunking.add(partition, taken, sizes[numbers][: len(taken)])
             ends[partition] = int(taken[0]), int(taken[-1])
             count += len(taken)
-        return Pending(chunking.chunks, count < len(rows.times), ends, count)
+        return Pending(chunking.chunks, count < len(every), ends, count)
 
     def first(self, records: int) -> Unpublished | None:
         """Return about so many of the first rows; None if there are no more than that.
@@ -177,48 +176,40 @@ class Unpublished:
     def _finished(self) -> list[Condition]:
         return [*with_message(self.sequence), *self.batches]
 
-    def _rows(self) -> _Rows:
-        """Return the rows that sort after the tails, up to the clocks."""
+    def _rows(self) -> pa.Table:
+        """Return the rows that sort after the tails, up to the clocks: when they were finished, and
+        their sizes.
+        """
         rows = self._select(between(self.sequence.clock, self._bounds))
-        last = looked_up(rows.partitions, {p: clock_of(t.place) for p, t in self.tails.items()}, -1)
-        tied = np.unique(rows.partitions[rows.times == last]).tolist()
-        rows = rows.where(rows.times > last)
+        last = {p: clock_of(tail.place) for p, tail in self.tails.items()}
+        is_later = self._compared(rows, np.greater, last)
+        is_tied = self._compared(rows, np.equal, last)
+        tied = np.unique(int64s(rows["partition"])[is_tied]).tolist()
         # Only a failure leaves rows of the tail's own time behind, since all of one time are
         # published together.
         ties: Where = [
-            [("partition", "=", p), (self.sequence.clock, "=", clock_of(tail.place)), *term]
-            for p, tail in self.tails.items()
-            if p in tied
-            for term in after(self.sequence, None if tail is None else tail.place)
+            [("partition", "=", p), (self.sequence.clock, "=", last[p]), *term]
+            for p in tied
+            if p in last
+            for term in after(self.sequence, self.tails[p].place)
         ]
-        for portion in in_portions(ties):
-            rows = rows.with_rows(self._select(portion))
+        parts = [rows.filter(pa.array(is_later)), *map(self._select, in_portions(ties))]
+        rows = pa.concat_tables(parts)
         if self.clocks is None:
             return rows
-        return rows.where(rows.times <= looked_up(rows.partitions, self.clocks, -1))
+        return rows.filter(pa.array(self._compared(rows, np.less_equal, self.clocks)))
 
-    def _select(self, where: Where) -> _Rows:
+    def _compared(
+        self, rows: pa.Table, compare: Callable[..., Booleans], times: Mapping[int, int]
+    ) -> Booleans:
+        """Compare when rows were finished with a time (ms) of their partition, by default -1."""
+        of_rows = looked_up(int64s(rows["partition"]), times, -1)
+        return compare(int64s(rows[self.sequence.clock]), of_rows)
+
+    def _select(self, where: Where) -> pa.Table:
         columns = ["partition", self.sequence.clock, RECORD_BYTES.name]
         terms = [[*self._finished, *term] for term in where]
-        rows = self.reader.select(self.sequence.table, columns, terms)
-        return _Rows(int64s(rows["partition"]), int64s(rows[self.sequence.clock]), sizes_of(rows))
-
-
-class _Rows(NamedTuple):
-    """Rows that are not published: the times (ms) of the clock at which they were finished, and
-    their sizes in bytes."""
-
-    partitions: Int64s
-    times: Int64s
-    sizes: Int64s
-
-    def where(self, keep: Booleans) -> _Rows:
-        """Return the rows to keep."""
-        return _Rows(*(column[keep] for column in self))
-
-    def with_rows(self, other: _Rows) -> _Rows:
-        """Return these rows and others."""
-        return _Rows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+        return self.reader.select(self.sequence.table, columns, terms)
 
 
 @dataclass
