@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,12 +50,12 @@ from watersmeet.expressions.publish import Expressions
 from watersmeet.lake import tables
 from watersmeet.lake.history import Epochs, Generation, read_history, unsettled_from
 from watersmeet.lake.table_reader import (
-    MAX_TERMS,
     ROW_BYTES,
     Bounds,
     Condition,
     Where,
     between,
+    of_like_bounds,
     sizes_of,
 )
 from watersmeet.running.batch_rows import MAX_KEYS
@@ -246,8 +246,7 @@ class Correcting:
         windows = [epoch.settings.merge.window for epoch in self._epochs]
         longest_ms = max(window.longest_ms for window in windows)
         gap_ms = max(window.gap_ms for window in windows)
-        times = np.unique(times_ms(late["event_time"]))
-        spans = covering(times - longest_ms, times + gap_ms, MAX_TERMS)
+        spans = _spans(times_ms(late["event_time"]), longest_ms, gap_ms)
         names = [*_KEY, "event_time", RECORD_BYTES.name]
         closed = self._rows(tables.SILVER, names, late, spans)
         of_batch = with_status(new, "timed_out").select(names)
@@ -295,8 +294,8 @@ class Correcting:
         of_batch = with_status(new, "timed_out")
         rows = of_batch.filter(pc.is_in(of_batch["merge_key"], keys)).select(content)
         if closed.num_rows:
-            times = np.unique(times_ms(closed["event_time"]))
-            earlier = self._rows(tables.SILVER, content, closed, covering(times, times, MAX_TERMS))
+            spans = _spans(times_ms(closed["event_time"]))
+            earlier = self._rows(tables.SILVER, content, closed, spans)
             rows = pa.concat_tables([earlier, rows.cast(earlier.schema)])
         earlier = self._at(tables.CORRECTIONS, before.schema.names, corrected)
         return rows, pa.concat_tables([earlier.cast(before.schema), before])
@@ -385,18 +384,13 @@ def without(late: pa.Table, *behind: pa.Table) -> pa.Table:
     return late.filter(pa.array(is_new, pa.bool_()))
 
 
-def covering(firsts: Int64s, lasts: Int64s, count: int) -> list[tuple[int, int]]:
-    """Return at most `count` spans that cover all of these, with as little between them as can be.
-
-    `firsts` and `lasts` are in ascending order, and one or more.
+def _spans(times: Int64s, before_ms: int = 0, after_ms: int = 0) -> list[tuple[int, int]]:
+    """Return few spans that cover so much before and after each of one or more times (ms), with as
+    little between them as can be.
     """
-    gaps = firsts[1:] - lasts[:-1]
-    widest = np.sort(np.argsort(-gaps, kind="stable")[: count - 1])
-    cuts = [int(cut) + 1 for cut in widest if gaps[cut] > 0]
-    return [
-        (int(firsts[begin]), int(lasts[end - 1]))
-        for begin, end in pairwise([0, *cuts, len(firsts)])
-    ]
+    ends = ((time - before_ms, time + after_ms) for time in np.unique(times).tolist())
+    bounds = dict(enumerate(ends))
+    return [(bounds[alike[0]][0], bounds[alike[-1]][1]) for alike in of_like_bounds(bounds)]
 
 
 def _shares(late: Settled) -> Iterator[Settled]:
