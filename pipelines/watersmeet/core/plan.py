@@ -274,6 +274,11 @@ class BatchPlan:
     epoch: int = 0
     """Number of the epoch whose rules the batch follows."""
 
+    def offsets(self) -> dict[TopicPartition, tuple[int, int]]:
+        """Return, by topic-partition, the offsets `[from, until)` that the batch passes, if any."""
+        ranges = ((tp, done) for tp, done in self.ranges.items() if not done.is_empty)
+        return {tp: (done.from_offset, done.until_offset) for tp, done in ranges}
+
     def cursors(self) -> dict[TopicPartition, Cursor]:
         """Return the progress of the merge once this batch is done."""
         return {tp: Cursor(r.until_offset, r.position) for tp, r in self.ranges.items()}

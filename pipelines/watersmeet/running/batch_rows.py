@@ -21,7 +21,7 @@ from watersmeet.core.types import PLACE, TENANT
 from watersmeet.engine import Engine, Input, Selection, SilverRows
 from watersmeet.lake import tables
 from watersmeet.lake.history import Generation
-from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.inputs import by_input, of_topic
 from watersmeet.lake.pieces import Chunk, near, of_few_rows
 from watersmeet.lake.recovered import MESSAGES, has_messages
 from watersmeet.lake.table_reader import RECORD_ID_BYTES, Where, between, within
@@ -183,12 +183,7 @@ class BatchRows:
 
     def _keys(self, plan: BatchPlan) -> set[str]:
         keys = set[str]()
-        for input_id in self.settings.inputs:
-            ranges = {
-                tp.partition: (done.from_offset, done.until_offset)
-                for tp, done in plan.ranges.items()
-                if tp.input == input_id
-            }
+        for input_id, ranges in by_input(plan.offsets()).items():
             keyed: Where = [[*term, ("merge_key", "is not null", None)] for term in within(ranges)]
             table = tables.bronze(input_id.source)
             rows = self.engine.reader.rows(table, ["merge_key"], of_topic(input_id, keyed))

@@ -92,12 +92,7 @@ def outcomes(reader: TableReader, settings: Settings, plan: BatchPlan) -> dict[s
         elif row["version"] == 0:
             outcome = "not_corrected", row["invalid_reason"]
         counts[row["topic"]][outcome] += row["rows"]
-    consumed = {
-        tp: (done.from_offset, done.until_offset)
-        for tp, done in plan.ranges.items()
-        if not done.is_empty
-    }
-    for input_id, ranges in by_input(consumed).items():
+    for input_id, ranges in by_input(plan.offsets()).items():
         here = counts[input_id.topic]
         for portion in in_portions(exactly("offset", ranges)):
             here.update(_consumed(reader, input_id, portion))

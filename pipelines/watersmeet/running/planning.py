@@ -330,12 +330,7 @@ def make_batch(
     lake_settings = engine.lake.settings
     out: Mapping[TopicPartition, Int64s] = {}
     if plan.generation or planner.has_redriven:
-        ranges = {
-            tp: (done.from_offset, done.until_offset)
-            for tp, done in plan.ranges.items()
-            if not done.is_empty
-        }
-        out = read_out(engine.reader, generation, ranges)
+        out = read_out(engine.reader, generation, plan.offsets())
     return Batch(
         plan,
         {name: source.value_type for name, source in lake_settings.sources.items()},
