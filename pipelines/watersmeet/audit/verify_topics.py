@@ -49,7 +49,7 @@ from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
 from watersmeet.lake.history import Epoch, Epochs, Generation
-from watersmeet.lake.published import last_letters, last_tails
+from watersmeet.lake.published import is_about, last_tails, letter_ends
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 
@@ -123,7 +123,7 @@ def read_topics(
             noted: Mapping[Any, int] = (
                 {p: tail.seq for p, tail in last_tails(reader, KINDS[table].sequence, sink).items()}
                 if table in KINDS
-                else last_letters(reader, sink)
+                else letter_ends(reader, is_about(sink))
             )
             topics.append(Topic(table, name, cluster.bounds(name, partitions), noted))
     return topics

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 from watersmeet.core import sequence as sequences
+from watersmeet.core.columns import row_values
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import MERGED, Place, Tail, clock_of
@@ -175,30 +176,24 @@ def last_clocks(reader: TableReader) -> Clocks:
     ]
 
 
-def last_letters(reader: TableReader, sink: str) -> dict[TopicPartition, int]:
-    """Return, by topic-partition, the offset (exclusive) up to which records were noted as sent to
-    a dead-letter topic.
-
-    `sink`: the topic and Kafka's identity of it, as `published` names it. Empty where the table
-    does not exist.
-    """
-    return {tp: offset for _, tp, offset in letter_ends(reader, is_about(sink))}
-
-
 def letter_ends(
     reader: TableReader, conditions: Sequence[Condition] = ()
-) -> Iterator[tuple[str, TopicPartition, int]]:
-    """Yield for each topic of dead letters, as `published` names it, up to which offset
-    (exclusive) it was noted to have records of a topic-partition.
+) -> dict[TopicPartition, int]:
+    """Return, by topic-partition, up to which offset (exclusive) a topic of dead letters was noted
+    to have its records, by the rows that meet all conditions.
+
+    Empty where the table does not exist.
     """
     if not reader.exists(tables.PUBLISHED):
-        return
+        return {}
     of_letters = [*conditions, ("first_seq", "is null", None)]
-    by = [*_TOPIC, "partition", "last_source", "last_topic"]
+    by = ["partition", "last_source", "last_topic"]
     last: Aggregates = {"last": ("max", "last_offset")}
-    for row in reader.summary(tables.PUBLISHED, by, last, [of_letters]).to_pylist():
-        input_id = InputId(row["last_source"], row["last_topic"])
-        yield sink_of(row), TopicPartition(input_id, row["partition"]), row["last"] + 1
+    rows = reader.summary(tables.PUBLISHED, by, last, [of_letters])
+    return {
+        TopicPartition(InputId(source, topic), p): offset + 1
+        for p, source, topic, offset in row_values(rows, *by, "last")
+    }
 
 
 def reached(

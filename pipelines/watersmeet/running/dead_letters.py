@@ -61,7 +61,7 @@ from watersmeet.lake.pieces import (
     chunks_of,
     read_chunk,
 )
-from watersmeet.lake.published import last_letters, letter_ends
+from watersmeet.lake.published import is_about, letter_ends
 from watersmeet.lake.table_reader import TableReader, Where, within
 from watersmeet.monitoring.events import RecordsProcessed
 from watersmeet.running.topic_writer import TopicWriter
@@ -88,7 +88,7 @@ def unsent(
     topic = settings.publish.dead_letter_topics.get(table)
     if topic is None:
         return None
-    sent = {tp: offset for _, tp, offset in letter_ends(reader, [("topic", "=", topic)])}
+    sent = letter_ends(reader, [("topic", "=", topic)])
     return [
         term
         for input_id in settings.inputs
@@ -136,7 +136,7 @@ class DeadLetters(TopicWriter[Sent, Backlog, int]):
         self._cluster.create_topic(self.topic, self.partitions, topic_settings)
 
     def _recovered(self) -> Sent:
-        noted = last_letters(self._engine.reader, self._sink)
+        noted = letter_ends(self._engine.reader, is_about(self._sink))
         # The last message that is this lake's counts; for a partition without one, what was noted.
         bounds = self._publisher.settled_bounds(self.partitions)
         last = read_tails(self.settings.kafka, self.topic, self.partitions, bounds, self._is_own)
@@ -146,8 +146,8 @@ class DeadLetters(TopicWriter[Sent, Backlog, int]):
         emptied = {p for p, (first, _) in bounds.items() if first}
         emptied -= last.keys() | {tp.partition for tp in noted}
         # A cluster that was copied has another topic there.
-        former = letter_ends(self._engine.reader, [("topic", "=", self.topic)]) if emptied else ()
-        for _, tp, offset in former:
+        former = letter_ends(self._engine.reader, [("topic", "=", self.topic)]) if emptied else {}
+        for tp, offset in former.items():
             if tp.partition in emptied:
                 sent[tp] = max(offset, sent.get(tp, 0))
         self._note(sent, noted)
