@@ -21,7 +21,7 @@ from watersmeet.core.sequence import MERGED, Place, Tail, clock_of
 from watersmeet.core.sequence import Sequence as Order
 from watersmeet.core.texts import identified, topic_and_id
 from watersmeet.lake import tables
-from watersmeet.lake.history import Generation, read_history
+from watersmeet.lake.history import Generation
 from watersmeet.lake.progress import read_batches
 from watersmeet.lake.table_reader import (
     Aggregates,
@@ -146,17 +146,6 @@ def last_tails_in(
         return {}
     sink = last_sink(reader, sequence, [("topic", "=", topic)])
     return {} if sink is None else last_tails(reader, sequence, sink)
-
-
-def holds_corrections(reader: TableReader, settings: Settings, topic: str) -> bool:
-    """Return True where a topic has corrections that the lake has published, or has taken up."""
-    if last_tails_in(reader, sequences.CORRECTED, topic):
-        return True
-    taken_up = [
-        each for each in read_history(reader, settings).generations if each.correction_tails
-    ]
-    table = sequences.CORRECTED.table
-    return any(topic_and_id(each.topics.get(table, ""))[0] == topic for each in taken_up)
 
 
 Clocks: TypeAlias = list[tuple[sequences.Sequence, dict[int, int]]]

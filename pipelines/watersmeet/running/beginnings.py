@@ -40,12 +40,13 @@ from watersmeet.core.sequence import (
     Sequence,
     Tail,
 )
+from watersmeet.core.texts import topic_and_id
 from watersmeet.errors import ConfigurationError, ForeignMessageError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import Publisher, sequence_tail
 from watersmeet.kafka.reading import headers_of, read_backwards, read_tails
 from watersmeet.lake.history import Generation, InKafka, read_history
-from watersmeet.lake.published import holds_corrections, last_tails, topic_of
+from watersmeet.lake.published import last_tails, last_tails_in, topic_of
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings, StartOffsets, StartTimestamp
 
@@ -246,10 +247,16 @@ def used_topic(settings: Settings, name: str, partitions: int) -> str:
 
 
 def has_own_corrections(reader: TableReader, settings: Settings, topic: str) -> bool:
-    """Return True where a topic has corrections of the lake, whether they are noted or not."""
-    if holds_corrections(reader, settings, topic):
-        return True
+    """Return True where a topic has corrections that the lake has published, whether they are noted
+    or not, or has taken up.
+    """
     generations = read_history(reader, settings).generations
+    taken_up = [
+        each.topics.get(CORRECTED.table, "") for each in generations if each.correction_tails
+    ]
+    is_taken_up = any(topic_and_id(its)[0] == topic for its in taken_up)
+    if is_taken_up or last_tails_in(reader, CORRECTED, topic):
+        return True
     partitions = Cluster(settings.kafka).partition_counts([topic]).get(topic)
     if not generations or partitions is None:
         return False
