@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.clocks import Clocks, clocks_of, lookahead
-from watersmeet.core.columns import NULL_TIME, groups, int64s, row_values
+from watersmeet.core.columns import NULL_TIME, Int64s, groups, int64s, row_values
 from watersmeet.core.idle import Idle, IdleDecision
 from watersmeet.core.inputs import InputId
 from watersmeet.core.merge import Batch

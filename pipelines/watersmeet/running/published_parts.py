@@ -71,7 +71,7 @@ def offsets_out(
         recovered = reader.rows(tables.SILVER, PARTS.names, of_first)
         found.append(offsets_of(recovered.cast(PARTS), settings.inputs))
     out = joined(chain.from_iterable(parts.items() for parts in found))
-    repeated = _late_duplicates(reader, settings.inputs, out)
+    repeated = late_duplicates(reader, settings.inputs, out)
     return joined([*out.items(), *repeated.items()])
 
 
@@ -94,7 +94,7 @@ def _published(
     return rows.filter(pa.array(is_out))
 
 
-def _late_duplicates(
+def late_duplicates(
     reader: TableReader, inputs: Sequence[InputId], out: Mapping[TopicPartition, Int64s]
 ) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the sorted offsets of late records that repeat one of these.
