@@ -23,7 +23,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import columns_of, topic_columns
-from watersmeet.lake.quality import Checked, append_results, last_results, last_versions
+from watersmeet.lake.quality import Checked, last_results, last_versions
 from watersmeet.lake.table_reader import row_count
 from watersmeet.quality import rows
 from watersmeet.quality.suites import PROMISES, checked_views
@@ -226,12 +226,7 @@ def test_checks_that_end_at_once_all_keep_their_results(tmp_path: Path) -> None:
         [Checked(NOW_MS + n, f"suite{n}", "silver", n, "holds", True, 0, 1)] for n in range(6)
     ]
     with ThreadPoolExecutor(6) as pool:
-        list(
-            pool.map(
-                lambda mine: append_results(lake.engine.reader, lake.engine.append, table, mine),
-                results,
-            )
-        )
+        list(pool.map(lambda mine: lake.engine.append(table.name, table.rows(mine)), results))
     assert last_versions(lake.engine.reader) == {(f"suite{n}", "silver"): n for n in range(6)}
 
 

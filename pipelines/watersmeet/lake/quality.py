@@ -5,20 +5,11 @@ A check covers everything up to a version of silver; the next one of that suite 
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
-from itertools import takewhile
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from watersmeet.core.columns import row_values
-from watersmeet.errors import WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.commits import Append, Commit, suppress_conflict
-from watersmeet.lake.table_reader import TableReader, walk
-from watersmeet.lake.tables import Table
-
-_APPLICATION: Final = "watersmeet-quality"
-_ATTEMPTS: Final = 20
+from watersmeet.lake.table_reader import TableReader
 
 
 class Checked(NamedTuple):
@@ -77,31 +68,3 @@ def last_results(reader: TableReader) -> list[dict[str, Any]]:
             }
         )
     return results
-
-
-def append_results(
-    reader: TableReader, append: Append, table: Table, results: Sequence[Checked]
-) -> None:
-    """Append the results of one check in one commit; several processes may do so at once.
-
-    The commit's number is that of the version that it is to make. So of two checks that end
-    together, Delta skips the later one, or finds it in conflict, and that one tries again.
-    """
-    check_id = uuid.uuid4().hex
-    rows = table.rows(results)
-    for _ in range(_ATTEMPTS):
-        number = reader.version(table.name) + 1
-        with suppress_conflict():
-            append(table.name, rows, Commit(_APPLICATION, 0, number, {"check": check_id}))
-        if check_id in _checks_since(reader, table.name, number):
-            return
-    raise WatersmeetError(
-        f"results cannot be added to the table {table.name}: other checks were quicker each time",
-        fix="try again",
-    )
-
-
-def _checks_since(reader: TableReader, table: str, number: int) -> list[str]:
-    new = takewhile(lambda version: version.number >= number, walk(reader, table))
-    commits = [Commit.parse(version.metadata) for version in new]
-    return [str(commit.facts.get("check")) for commit in commits if commit is not None]

@@ -11,7 +11,7 @@ from watersmeet.engine import Engine
 from watersmeet.errors import ConfigurationError, KafkaRequestError, KafkaTransientError
 from watersmeet.lake import tables
 from watersmeet.lake.progress import BatchVersions
-from watersmeet.lake.quality import Checked, append_results, last_versions
+from watersmeet.lake.quality import Checked, last_versions
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.quality.evaluate import Outcome, evaluate
 from watersmeet.quality.rows import (
@@ -139,7 +139,7 @@ def check(
             log.warning("%s; %s is not checked", error, name)
     done.nothing_new = sorted(set(done.nothing_new))
     if done.results:
-        append_results(reader, engine.append, table, done.checked())
+        engine.append(table.name, table.rows(done.checked()))
     return done
 
 
