@@ -15,25 +15,18 @@ import pyarrow as pa
 
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
+    SPELLED,
     NoTableError,
     TableReader,
     normalise,
     of_like_bounds,
 )
+from watersmeet.lake.table_reader import literal as sql_literal
+from watersmeet.lake.table_reader import quoted as quoted
 
 Row = dict[str, Any]
 
-_SPELLED: Final[Mapping[str, Mapping[str, str]]] = {
-    "datafusion": {
-        "ms": r"(CAST(\1 AS BIGINT) / 1000)",
-        "at": r"""arrow_cast(\1 * 1000, 'Timestamp(Microsecond, Some("UTC"))')""",
-        "each": r"unnest(\1)",
-    },
-    "spark": {"ms": r"unix_millis(\1)", "at": r"timestamp_millis(\1)", "each": r"explode(\1)"},
-}
 _READS: Final = re.compile(r"\b(?:FROM|JOIN) `?(\w+)`?")
-_PLAIN: Final = re.compile(r"[\w.:/@+-]*", re.ASCII)
-"""Texts that are the same in quotes in both engines, and cannot be taken for SQL."""
 _OWN: Final = re.compile(r"(?:WITH|,) `?(\w+)`? AS \(")
 
 
@@ -44,7 +37,7 @@ def answer(reader: TableReader, sql: str, versions: Mapping[str, int] = NO_VERSI
     Raises NoTableError where a table of it does not exist.
     """
     names = {*_READS.findall(sql)} - {*_OWN.findall(sql)}
-    for function, spelled in _SPELLED[reader.dialect].items():
+    for function, spelled in SPELLED[reader.dialect].items():
         sql = re.sub(rf"\b{function}\(([^()]*)\)", spelled, sql)
     return normalise(reader.query(sql, sorted(names), versions).read_all())
 
@@ -58,11 +51,6 @@ def rows(reader: TableReader, sql: str) -> list[Row]:
     return list(found.to_pylist())
 
 
-def quoted(name: str) -> str:
-    """Return a column's name in backquotes."""
-    return "`{}`".format(name.replace("`", "``"))
-
-
 def queries(file: str) -> dict[str, str]:
     """Return the queries in a file of this folder, by the names above them."""
     text = files(__package__).joinpath(file).read_text(encoding="utf-8")
@@ -71,12 +59,8 @@ def queries(file: str) -> dict[str, str]:
 
 
 def literal(value: int | str | None) -> str:
-    """Return a value as SQL of both engines, whatever is in a text."""
-    if value is None:
-        return "CAST(NULL AS BIGINT)"
-    if isinstance(value, int):
-        return str(value).upper()
-    return f"'{value}'" if _PLAIN.fullmatch(value) else f"CAST(X'{value.encode().hex()}' AS STRING)"
+    """Return a value as SQL of both engines; a null is a whole number."""
+    return "CAST(NULL AS BIGINT)" if value is None else sql_literal(value)
 
 
 def values(names: Sequence[str], found: Iterable[Iterable[int | str | None]]) -> str:

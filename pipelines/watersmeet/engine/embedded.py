@@ -46,7 +46,7 @@ from watersmeet.engine.polling import Polling
 from watersmeet.errors import LakeNotSharedError
 from watersmeet.kafka.workers import read_decoded
 from watersmeet.lake import tables
-from watersmeet.lake.by_delta_rs import DeltaRsReader, columns_of, sql_name, sql_where, streamed
+from watersmeet.lake.by_delta_rs import DeltaRsReader, columns_of, streamed
 from watersmeet.lake.commits import Commit, suppress_conflict
 from watersmeet.lake.data_file import FILES, DataFile, PartitionedFiles, by_key
 from watersmeet.lake.durable import durably
@@ -58,8 +58,10 @@ from watersmeet.lake.table_reader import (
     VersionGoneError,
     Where,
     literal,
+    quoted,
     row_count,
     sizes_of,
+    sql_of,
 )
 from watersmeet.lake.tables import CHANGE_DATA_FEED, STATISTICS_BYTES, Table
 
@@ -290,7 +292,7 @@ class EmbeddedEngine(Polling):
             self.append(table, new_rows(rows), commit)
             return
         schema = self.lake.layout[table].schema
-        columns = {sql_name(name): f"changed.{sql_name(name)}" for name in schema.names}
+        columns = {quoted(name): f"changed.{quoted(name)}" for name in schema.names}
         condition = replaced_row(only_open=only_open)
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
@@ -380,7 +382,7 @@ class EmbeddedEngine(Polling):
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
-        condition = sql_where(where, self.lake.schema(table))
+        condition = sql_of(where, self.lake.schema(table), self.reader.dialect)
         writer = self._writer_of(table)
         self._commit(
             table, commit, lambda delta, kw: delta.delete(condition, writer, **kw), rewrites=where
@@ -390,8 +392,8 @@ class EmbeddedEngine(Polling):
         self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
     ) -> None:
         """See `Engine.update`."""
-        condition = sql_where(where, self.lake.schema(table))
-        updates = {sql_name(name): literal(value) for name, value in values.items()}
+        condition = sql_of(where, self.lake.schema(table), self.reader.dialect)
+        updates = {quoted(name): literal(value) for name, value in values.items()}
         writer = self._writer_of(table)
         self._commit(
             table,

@@ -67,14 +67,14 @@ from watersmeet.kafka.reading import split_ranges
 from watersmeet.kafka.workers import FEW_OFFSETS
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
-from watersmeet.lake.by_spark import matching, summarised, table_rows
+from watersmeet.lake.by_spark import summarised, table_rows
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.data_file import FILES
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.store import reader
 from watersmeet.lake.table_errors import names_tables, naming
-from watersmeet.lake.table_reader import normalise, row_count
+from watersmeet.lake.table_reader import normalise, row_count, sql_of
 from watersmeet.lake.tables import Table
 
 LOOK_EVERY = "200 milliseconds"
@@ -122,7 +122,8 @@ class SparkEngine(Polling, SparkWriter):
             [part] = view.parts
             table = part.table
             where = part.resolved(where) or ()
-        rows = matching(table_rows(self.spark, self.lake, table, selection.version), where)
+        condition = sql_of(where, self.lake.schema(table), "spark")
+        rows = table_rows(self.spark, self.lake, table, selection.version).where(condition)
         texts = [F.lit(value).alias(name) for name, value in selection.constants.items()]
         return rows.select(*selection.columns, *texts)
 

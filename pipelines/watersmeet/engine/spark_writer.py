@@ -17,16 +17,16 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-from watersmeet.core.types import TIME, columns_ddl
+from watersmeet.core.types import columns_ddl
 from watersmeet.engine import Following, replaced_row
 from watersmeet.engine.session import create_rows, session_with
-from watersmeet.lake.by_spark import sql_name, sql_where
+from watersmeet.lake.by_spark import sql_name
 from watersmeet.lake.commits import Commit, suppress_conflict
 from watersmeet.lake.durable import durably
 from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.table_errors import names_tables
-from watersmeet.lake.table_reader import Where, literal
+from watersmeet.lake.table_reader import Where, literal, sql_of
 from watersmeet.lake.tables import Table
 
 _MIN_FILE_SIZE = "spark.databricks.delta.optimize.minFileSize"
@@ -251,8 +251,7 @@ class SparkWriter:
         self._run(f"UPDATE {sql_name(self.lake, table)} SET {changes}", table, where, commit)
 
     def _run(self, statement: str, table: str, where: Where, commit: Commit) -> None:
-        times = [f.name for f in self.lake.schema(table) if f.type == TIME]
-        condition = sql_where(where, times)
+        condition = sql_of(where, self.lake.schema(table), "spark")
         with self.changing(table), self._committing(commit) as session:
             session.sql(f"{statement} WHERE {condition}")
 

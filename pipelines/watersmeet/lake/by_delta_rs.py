@@ -24,7 +24,6 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from watersmeet.core.columns import times_ms
-from watersmeet.core.types import TIME
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, has_store, local_path, scheme_of
 from watersmeet.lake.log_files import (
@@ -43,7 +42,6 @@ from watersmeet.lake.table_errors import behind, names_tables
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
     Condition,
-    Dialect,
     NoTableError,
     QueryError,
     Question,
@@ -53,6 +51,7 @@ from watersmeet.lake.table_reader import (
     Where,
     plain_schema,
     plain_type,
+    quoted,
     sql_of,
     sql_of_rows,
     sql_of_view,
@@ -94,13 +93,13 @@ class DeltaRsReader(TableReader):
         schema = columns_of(delta_table)
         question.check(schema.names)
         self.check_files(table, delta_table, where)
-        names = ", ".join(map(sql_name, columns))
+        names = ", ".join(map(quoted, columns))
         aggregates = (
-            f"{kind}({'*' if column == '*' else sql_name(column)}) AS {sql_name(name)}"
+            f"{kind}({'*' if column == '*' else quoted(column)}) AS {quoted(name)}"
             for name, (kind, column) in (values or {}).items()
         )
         selected = ", ".join(filter(None, [names, *aggregates]))
-        condition = f" WHERE {sql_where(where, schema)}" if where else ""
+        condition = f" WHERE {sql_of(where, schema, self.dialect)}" if where else ""
         grouped = f" GROUP BY {names}" if names and values is not None else ""
         sql = f"SELECT {selected} FROM t{condition}{grouped}"
         query = QueryBuilder().register("t", delta_table)
@@ -136,22 +135,22 @@ class DeltaRsReader(TableReader):
         opened = {table: self._at(table, versions.get(table)) for table in stored}
         for table, delta_table in opened.items():
             query.register(table, delta_table)
-        tables = {table: sql_name(table) for table in opened}
+        tables = {table: quoted(table) for table in opened}
         columns = {table: columns_of(delta_table).names for table, delta_table in opened.items()}
         for name in with_reads(self.lake.derived, names):
             if name in self.lake.derived:
                 view = self.lake.derived[name]
-                of_view = view.of({read: sql_name(read) for read in view.reads})
+                of_view = view.of({read: quoted(read) for read in view.reads})
             elif name not in self.lake.views:
                 continue
             elif self.lake.views[name].items is None:
-                of_view = sql_of_view(self.lake.views[name], tables, columns, _DATAFUSION)
+                of_view = sql_of_view(self.lake.views[name], tables, columns)
             else:  # DataFusion reads no JSON
                 schema = self.lake.views[name].schema
                 version = versions.get(self.lake.views[name].parts[0].table)
                 rows = self.select(name, schema.names, version=version)
-                of_view = sql_of_rows(rows, schema, _DATAFUSION)
-            query.execute(f"CREATE VIEW {sql_name(name)} AS {of_view}")
+                of_view = sql_of_rows(rows, schema, self.dialect)
+            query.execute(f"CREATE VIEW {quoted(name)} AS {of_view}")
         # In brackets, nothing is a statement but a query.
         return _answered(query, f"(\n{sql}\n)")
 
@@ -519,27 +518,10 @@ def streamed(
     # Otherwise DataFusion reads as many files at once as there are cores, and ahead of its reader.
     for setting in ("target_partitions = 1", f"batch_size = {batch_rows}"):
         query.execute(f"SET datafusion.execution.{setting}")
-    names = ", ".join(map(sql_name, schema.names))
-    for batch in query.execute(f"SELECT {names} FROM t WHERE {sql_where(where, schema)}"):
+    names = ", ".join(map(quoted, schema.names))
+    condition = sql_of(where, schema, DeltaRsReader.dialect)
+    for batch in query.execute(f"SELECT {names} FROM t WHERE {condition}"):
         rows = pa.table(pa.record_batch(batch)).cast(schema)
         del batch  # not in memory beside what it was cast to
         yield rows
         del rows  # nor this while the next one comes
-
-
-def sql_where(where: Where, schema: pa.Schema) -> str:
-    """Return conditions as DataFusion SQL, for a table with the columns of `schema`."""
-    return sql_of(where, {field.name for field in schema if field.type == TIME}, _DATAFUSION)
-
-
-def sql_name(column: str) -> str:
-    """Return a column's name, quoted for DataFusion SQL."""
-    return '"{}"'.format(column.replace('"', '""'))
-
-
-_DATAFUSION: Final = Dialect(
-    name=sql_name,
-    text=lambda text: "'{}'".format(text.replace("'", "''")),
-    double=repr,
-    time=lambda ms: f"arrow_cast({ms * 1000}, 'Timestamp(Microsecond, Some(\"UTC\"))')",
-)

@@ -18,22 +18,20 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import TimestampType
 
 from watersmeet.core.types import columns_ddl
 from watersmeet.lake.location import Lake, hadoop_path
 from watersmeet.lake.table_errors import names_tables
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
-    Dialect,
     NoTableError,
     QueryError,
     Question,
     TableReader,
     Version,
     VersionGoneError,
-    Where,
     plain_schema,
+    quoted,
     row_count,
     sql_of,
     sql_of_view,
@@ -102,7 +100,7 @@ class SparkReader(TableReader):
     ) -> pa.RecordBatchReader:
         """See `TableReader`. Nothing stays in the session: the tables are parts of the query."""
         stored = self.stored_tables(names)
-        tables = {table: _quoted(table) for table in stored}
+        tables = {table: quoted(table) for table in stored}
         columns = {table: self.columns(table, versions.get(table)).names for table in stored}
         parts = {}
         for table in stored:
@@ -111,10 +109,10 @@ class SparkReader(TableReader):
         for name in with_reads(self.lake.derived, names):
             if name in self.lake.derived:
                 view = self.lake.derived[name]
-                parts[name] = view.of({read: _quoted(read) for read in view.reads})
+                parts[name] = view.of({read: quoted(read) for read in view.reads})
             elif name in self.lake.views:
                 parts[name] = _sql_of(self.lake.views[name], tables, columns)
-        named = ", ".join(f"{_quoted(name)} AS ({part})" for name, part in parts.items())
+        named = ", ".join(f"{quoted(name)} AS ({part})" for name, part in parts.items())
         beginning = f"WITH {named} (" if parts else "("
         try:
             # In brackets, nothing is a statement but a query.
@@ -176,7 +174,8 @@ class SparkReader(TableReader):
         with self._translated_errors(table, version):
             rows = table_rows(self._spark, self.lake, table, version)
             question.check(rows.columns)
-            return matching(rows, question.where)
+            schema = self.lake.layout[table].schema
+            return rows.where(sql_of(question.where, schema, self.dialect))
 
     @contextmanager
     def _translated_errors(self, table: str, version: int | None) -> Iterator[None]:
@@ -255,7 +254,7 @@ def sql_name(lake: Lake, table: str) -> str:
     """
     address = lake.address(table)
     return (
-        address if lake.owning_lake(table).is_catalog else f"delta.{_quoted(hadoop_path(address))}"
+        address if lake.owning_lake(table).is_catalog else f"delta.{quoted(hadoop_path(address))}"
     )
 
 
@@ -272,7 +271,7 @@ def view_sql(lake: Lake, name: str, columns: Mapping[str, Collection[str]] | Non
 
 def _sql_of(view: View, tables: Mapping[str, str], columns: Mapping[str, Collection[str]]) -> str:
     if view.items is None:
-        return sql_of_view(view, tables, columns, SPARK_SQL)
+        return sql_of_view(view, tables, columns)
     [part] = view.parts
     of_body, of_items = view.packed
     packed, each = pa.schema(of_body), ""
@@ -281,41 +280,14 @@ def _sql_of(view: View, tables: Mapping[str, str], columns: Mapping[str, Collect
         each = f" LATERAL VIEW EXPLODE(body.{view.items}) AS item"
     places = {field.name: "body." for field in of_body} | {f.name: "item." for f in of_items}
     selected = ", ".join(
-        f"{places.get(name, '')}{_quoted(name)} AS {_quoted(name)}" for name in view.schema.names
+        f"{places.get(name, '')}{quoted(name)} AS {quoted(name)}" for name in view.schema.names
     )
     return (
         f"SELECT {selected} FROM (SELECT generation, decided_at, from_json(body, "
         f"'{columns_ddl(packed)}') AS body FROM {tables[part.table]} "
-        f"WHERE {sql_where([part.where], ())}){each}"
+        f"WHERE {sql_of([part.where], (), 'spark')}){each}"
     )
 
 
-def matching(rows: DataFrame, where: Where) -> DataFrame:
-    """Return the rows that meet the conditions."""
-    if not where:
-        return rows
-    times = {field.name for field in rows.schema if isinstance(field.dataType, TimestampType)}
-    return rows.where(sql_where(where, times))
-
-
-def sql_where(where: Where, times: Collection[str]) -> str:
-    """Return conditions as Spark SQL; `times`: the columns that hold timestamps."""
-    return sql_of(where, times, SPARK_SQL)
-
-
 def _column(name: str) -> Column:
-    return F.col(_quoted(name))
-
-
-def _quoted(name: str) -> str:
-    return "`{}`".format(name.replace("`", "``"))
-
-
-SPARK_SQL: Final = Dialect(
-    name=_quoted,
-    # As hexadecimal bytes, so that no quote, variable or escape in a value means anything to a
-    # session.
-    text=lambda text: f"CAST(X'{text.encode().hex()}' AS STRING)",
-    double=lambda number: f"{number!r}D",
-    time=lambda ms: f"timestamp_millis({ms})",
-)
+    return F.col(quoted(name))

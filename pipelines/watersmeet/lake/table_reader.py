@@ -6,7 +6,8 @@ Spark for all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, pairwise
 from types import MappingProxyType
@@ -529,21 +530,56 @@ def normalise(rows: pa.Table) -> pa.Table:
     return pa.table(in_ms, uniform.column_names)
 
 
-class Dialect(NamedTuple):
-    """Functions that write a dialect's column names, texts, doubles, and times from epoch ms."""
+SPELLED: Final[Mapping[str, Mapping[str, str]]] = {
+    "datafusion": {
+        "ms": r"(CAST(\1 AS BIGINT) / 1000)",
+        "at": r"""arrow_cast(\1 * 1000, 'Timestamp(Microsecond, Some("UTC"))')""",
+        "each": r"unnest(\1)",
+    },
+    "spark": {"ms": r"unix_millis(\1)", "at": r"timestamp_millis(\1)", "each": r"explode(\1)"},
+}
+"""What the dialects of SQL call a time in epoch ms, the time of such a number, and a row for each
+element of a list.
+"""
 
-    name: Callable[[str], str]
-    text: Callable[[str], str]
-    double: Callable[[float], str]
-    time: Callable[[int], str]
+_UNCHANGED: Final = re.compile(r"[\w.:/@+-]*", re.ASCII)
+"""Texts that are the same in quotes in both dialects, and cannot be taken for SQL."""
 
 
-def sql_of(where: Where, times: Collection[str], dialect: Dialect) -> str:
-    """Return conditions as SQL; `times`: the columns that hold timestamps.
+def quoted(name: str) -> str:
+    """Return a column's name in backquotes."""
+    return "`{}`".format(name.replace("`", "``"))
+
+
+def literal(value: Any) -> str:
+    """Return a value as SQL of both dialects, whatever is in a text.
+
+    Raises ValueError for a value that no column can hold.
+    """
+    if value is None:
+        return "NULL"
+    if isinstance(value, (bool, int)):
+        return str(value).upper()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"X'{bytes(value).hex()}'"
+    if isinstance(value, str):
+        is_plain = _UNCHANGED.fullmatch(value)
+        return f"'{value}'" if is_plain else f"CAST(X'{value.encode().hex()}' AS STRING)"
+    raise ValueError(f"{value!r} is no value that a column can be compared with")
+
+
+def _time(ms: int, dialect: str) -> str:
+    return SPELLED[dialect]["at"].replace(r"\1", str(ms))
+
+
+def sql_of(where: Where, schema: Iterable[pa.Field], dialect: str) -> str:
+    """Return conditions on a table with these columns in a dialect of SQL.
 
     What all terms have in common is written once: it may be a long list. Raises ValueError for a
     value that no column can hold.
     """
+
+    times = {field.name for field in schema if field.type == TIME}
 
     def conjunction(term: Sequence[Condition]) -> str:
         return " AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE"
@@ -558,7 +594,7 @@ def sql_of(where: Where, times: Collection[str], dialect: Dialect) -> str:
 
 
 def sql_of_view(
-    view: View, tables: Mapping[str, str], columns: Mapping[str, Collection[str]], dialect: Dialect
+    view: View, tables: Mapping[str, str], columns: Mapping[str, Collection[str]]
 ) -> str:
     """Return a view as a query of its tables.
 
@@ -574,23 +610,20 @@ def sql_of_view(
     queries = []
     for part in parts:
         constants = {
-            name: f"{dialect.text(text)} AS {dialect.name(name)}"
-            for name, text in part.constants.items()
+            name: f"{literal(text)} AS {quoted(name)}" for name, text in part.constants.items()
         }
-        selected = ", ".join(constants.get(name, dialect.name(name)) for name in names)
-        where = sql_of([part.where], (), dialect)
+        selected = ", ".join(constants.get(name, quoted(name)) for name in names)
+        where = sql_of([part.where], (), "")
         queries.append(f"SELECT {selected} FROM {tables[part.table]} WHERE {where}")
     return " UNION ALL ".join(queries)
 
 
-def sql_of_rows(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> str:
+def sql_of_rows(rows: pa.Table, schema: pa.Schema, dialect: str) -> str:
     """Return a few rows as a query; times are epoch ms."""
-    names = [dialect.name(name) for name in schema.names]
+    names = [*map(quoted, schema.names)]
 
     def literal_of(kind: pa.DataType, value: Any) -> str:
-        if kind == TIME:
-            return dialect.time(value or 0)
-        return "NULL" if value is None else _literal(value, dialect)
+        return _time(value or 0, dialect) if kind == TIME else literal(value)
 
     records = [row.values() for row in rows.select(schema.names).to_pylist()]
     values = (
@@ -607,18 +640,16 @@ def sql_of_rows(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> str:
     )
 
 
-def _condition(
-    times: Collection[str], dialect: Dialect, column: str, operator: str, value: Any
-) -> str:
-    name = dialect.name(column)
+def _condition(times: Collection[str], dialect: str, column: str, operator: str, value: Any) -> str:
+    name = quoted(column)
     if operator in ("is null", "is not null"):
         return f"{name} {operator.upper()}"
     if operator in AFFIXES:
-        return f"{AFFIXES[operator]}({name}, {len(value)}) = {dialect.text(value)}"
+        return f"{AFFIXES[operator]}({name}, {len(value)}) = {literal(value)}"
 
     def literal_of(element: Any) -> str:
         """Return a value in the dialect: epoch ms as a time, where the column has times."""
-        return dialect.time(int(element)) if column in times else _literal(element, dialect)
+        return _time(int(element), dialect) if column in times else literal(element)
 
     if operator in ("in", "not in"):
         return (
@@ -627,24 +658,3 @@ def _condition(
             else str(operator == "not in").upper()
         )
     return f"{name} {operator} {literal_of(value)}"
-
-
-def _literal(value: Any, dialect: Dialect) -> str:
-    if isinstance(value, bool):
-        return "TRUE" if value else "FALSE"
-    if isinstance(value, int):
-        return repr(value)
-    if isinstance(value, float):
-        return dialect.double(value)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return f"X'{bytes(value).hex()}'"
-    if isinstance(value, str):
-        return dialect.text(value)
-    raise ValueError(f"{value!r} is no value that a column can be compared with")
-
-
-def literal(value: str | bool | None) -> str:
-    """Return a value as SQL of every dialect. A text must have neither quotes nor backslashes."""
-    if value is None:
-        return "NULL"
-    return str(value).upper() if isinstance(value, bool) else f"'{value}'"
