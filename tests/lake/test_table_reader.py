@@ -530,6 +530,23 @@ def test_a_range_is_within_where_offsets_say_so_and_neighbours_share_a_term(bron
     assert not any(passes(term, 0, 2**62) for term in endless)
 
 
+def test_a_value_for_each_partition_is_that_of_no_other(bronze: Store) -> None:
+    cases: list[tuple[Condition, list[tuple[int, int]]]] = [
+        (("offset", ">", {0: 17, 1: 18}), [(0, 18), (0, 19), (1, 19)]),
+        (("offset", "<=", {1: 1, 7: 19}), [(1, 0), (1, 1)]),
+        (("event_time", "=", {0: 3_000, 1: 19_000, 2: 0}), [(0, 3), (1, 19)]),
+        (("merge_key", ">=", {0: "k9", 1: "k"}), [(0, 9), (0, 19), *((1, o) for o in range(20))]),
+        (("offset", ">=", {}), []),
+    ]
+    for condition, expected in cases:
+        assert offsets(bronze, [[condition]]) == expected, condition
+    ranges: dict[int, tuple[int | None, int | None]] = {p: (40 * p, 40 * p + 1) for p in range(90)}
+    ranges |= {0: (None, 3), 1: (18, None)}
+    terms = within(ranges)
+    assert len(terms) <= MAX_TERMS + 2
+    assert offsets(bronze, terms) == [(0, 0), (0, 1), (0, 2), (1, 18), (1, 19)]
+
+
 @pytest.mark.promise("C26")
 @pytest.mark.parametrize("count", [2, 16, 100])
 def test_a_partition_that_lies_far_behind_lets_nothing_of_others_be_read(count: int) -> None:
@@ -548,7 +565,10 @@ def passes(term: Sequence[tuple[str, str, Any]], partition: int, offset: int) ->
     row = {"partition": partition, "offset": offset}
     compare = {">=": lambda a, b: a >= b, "<": lambda a, b: a < b, "=": lambda a, b: a == b}
     compare["in"] = lambda a, b: a in b
-    return all(compare[operator](row[column], value) for column, operator, value in term)
+    return all(
+        compare[operator](row[column], value[partition] if isinstance(value, dict) else value)
+        for column, operator, value in term
+    )
 
 
 def test_what_delta_rs_can_open_needs_no_spark(tmp_path: Path) -> None:

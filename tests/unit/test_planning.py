@@ -84,6 +84,9 @@ def answering(**tables: list[dict[str, Any]]) -> TableReader:
 def _holds(row: Mapping[str, Any], column: str, how: str, value: Any) -> bool:
     if how in ("is null", "is not null"):
         return (row[column] is None) == (how == "is null")
+    if isinstance(value, Mapping):
+        value = value.get(row["partition"])
+        return value is not None and _holds(row, column, how, value)
     return (
         row[column] in value
         if how == "in"

@@ -413,6 +413,8 @@ def _may_meet(files: pa.Table, where: Where) -> pa.Table:
 
 def _may_meet_one(files: pa.Schema, column: str, operator: str, value: Any) -> pc.Expression:
     values = [*value] if operator == "in" else [value]
+    if isinstance(value, Mapping):
+        values = [*value.values()]
     if operator not in _BOUNDED or not values:
         return pc.scalar(True)
     if (name := f"partition.{column}") in files.names:

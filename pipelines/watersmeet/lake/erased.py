@@ -31,13 +31,8 @@ def read_erased(
     where = of_input(input_id, within({p: (offset, None) for p, offset in since.items()}))
     places = reader.select(tables.ERASED, ["partition", "offset"], where)
     offsets = int64s(places["offset"])
-    erased: dict[int, Int64s] = {}
-    for p, rows in groups(int64s(places["partition"])).items():
-        partition_offsets = np.unique(offsets[rows])
-        later = partition_offsets[partition_offsets >= since[p]]
-        if len(later):
-            erased[p] = later
-    return erased
+    by_partition = groups(int64s(places["partition"]))
+    return {p: np.unique(offsets[rows]) for p, rows in by_partition.items()}
 
 
 def is_among(rows: pa.Table | pa.RecordBatch, places: Mapping[int, Int64s]) -> Booleans:

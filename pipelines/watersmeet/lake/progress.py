@@ -26,7 +26,6 @@ from watersmeet.lake.table_reader import (
     TableReader,
     Where,
     extreme,
-    in_portions,
     normalise,
 )
 from watersmeet.lake.tables import Table
@@ -143,14 +142,7 @@ def first_decided(
 
     Times of tenants are left out, and topic-partitions without such a decision.
     """
-    first: dict[TopicPartition, IdleDecision] = {}
-    for portion in in_portions(sorted(times.items())):
-        where = [
-            [_of(generation), _ITSELF, ("partition", "=", p), ("event_time", ">=", time)]
-            for p, time in portion
-        ]
-        first |= _at_the_end(reader, where, "min")
-    return first
+    return _at_the_end(reader, [[_of(generation), _ITSELF, ("event_time", ">=", times)]], "min")
 
 
 def _at_the_end(reader: TableReader, where: Where, kind: str) -> dict[TopicPartition, IdleDecision]:

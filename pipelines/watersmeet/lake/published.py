@@ -8,8 +8,7 @@ the beginning of a generation, and from that of the next one.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
@@ -32,7 +31,6 @@ from watersmeet.lake.table_reader import (
     by_partition,
     extreme,
     extremes,
-    in_portions,
 )
 from watersmeet.settings import Settings
 
@@ -196,10 +194,8 @@ def reached(
     return {**generation.begin, **{tp: cursor.next_offset for tp, cursor in cursors.items()}}
 
 
-def unpublished(
-    sequence: Order, ended: Generation, newest: Generation
-) -> Iterator[Sequence[Condition]]:
-    """Yield conditions for rows of a sequence that the former generation has made and
+def unpublished(sequence: Order, ended: Generation, newest: Generation) -> Where:
+    """Return the condition for rows of a sequence that the former generation has made and
     that are in no message.
 
     `ended`: the generation before `newest`. Its rows sort after the tail at which the newest
@@ -209,9 +205,11 @@ def unpublished(
         ("batch", ">=", ended.from_batch),
         ("batch", "<", newest.from_batch),
     ]
-    yield from _beside_tails(sequence, "<=", ended.unsent_until(sequence), batches)
     partitions = {tp.partition for tp in newest.begin}
-    yield from _beside_tails(sequence, ">", newest.tails_of(sequence), batches, partitions)
+    return [
+        *_beside_tails(sequence, "<=", ended.unsent_until(sequence), batches),
+        *_beside_tails(sequence, ">", newest.tails_of(sequence), batches, partitions),
+    ]
 
 
 def _beside_tails(
@@ -219,13 +217,15 @@ def _beside_tails(
     operator: str,
     tails: Mapping[int, Tail],
     batches: Sequence[Condition],
-    partitions: Iterable[int] | None = None,
-) -> Iterator[Sequence[Condition]]:
+    partitions: Collection[int] | None = None,
+) -> Where:
     # Of these partitions, or of all with a tail; of one without a tail, all rows.
-    for p in sorted(tails if partitions is None else partitions):
-        here: list[Condition] = [*with_message(sequence), *batches, ("partition", "=", p)]
-        terms = _beside(sequence, tails[p].place, operator) if p in tails else [[]]
-        yield from ([*here, *term] for term in terms)
+    every = tails.keys() if partitions is None else {*partitions}
+    places = {p: sequence.values(tails[p].place) for p in sorted(every & tails.keys())}
+    values = {name: {p: its[name] for p, its in places.items()} for name in sequence.order}
+    without: list[Condition] = [("partition", "in", sorted(every - tails.keys()))]
+    terms = [*_beside(values, operator), without]
+    return [[*with_message(sequence), *batches, *term] for term in terms]
 
 
 def count_behind_sink(
@@ -243,7 +243,7 @@ def count_to_publish(
     reader: TableReader,
     generation: Generation,
     tails: Mapping[int, Tail],
-    partitions: Iterable[int],
+    partitions: Collection[int],
 ) -> dict[int, int]:
     """Return, by partition, how many finished, valid rows of the newest generation are still to be
     published.
@@ -258,26 +258,21 @@ def first_to_publish(
 ) -> int | None:
     """Return the first batch with rows as `count_to_publish` counts them; None without any."""
     partitions = {tp.partition for tp in generation.begin}
-    batches = [
-        extreme(reader, tables.SILVER, "batch", portion, "min")
-        for portion in in_portions([*_to_publish(generation, tails, partitions)])
-    ]
-    return min((batch for batch in batches if batch is not None), default=None)
+    where = _to_publish(generation, tails, partitions)
+    batch: int | None = extreme(reader, tables.SILVER, "batch", where, "min")
+    return batch
 
 
 def _to_publish(
-    generation: Generation, tails: Mapping[int, Tail], partitions: Iterable[int]
-) -> Iterator[Sequence[Condition]]:
+    generation: Generation, tails: Mapping[int, Tail], partitions: Collection[int]
+) -> Where:
     batches: list[Condition] = [("batch", ">=", generation.from_batch)]
     return _beside_tails(MERGED, ">", {**generation.tails, **tails}, batches, partitions)
 
 
-def _count(reader: TableReader, where: Iterable[Sequence[Condition]]) -> dict[int, int]:
-    counts: Counter[int] = Counter()
-    for portion in in_portions(list(where)):
-        rows = reader.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, portion)
-        counts.update(by_partition(rows, "rows"))
-    return dict(counts)
+def _count(reader: TableReader, where: Where) -> dict[int, int]:
+    rows = reader.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, where)
+    return by_partition(rows, "rows")
 
 
 def with_message(sequence: Order) -> list[Condition]:
@@ -290,12 +285,12 @@ def after(sequence: Order, place: Place | None) -> Where:
 
     Without a place, all do.
     """
-    return [[]] if place is None else _beside(sequence, place, ">")
+    return [[]] if place is None else _beside(sequence.values(place), ">")
 
 
 def up_to(sequence: Order, place: Place) -> Where:
     """Return the condition for the rows that do not sort after a place, or all that begin so."""
-    return _beside(sequence, place, "<=")
+    return _beside(sequence.values(place), "<=")
 
 
 def may_be_beyond(sequence: Order, tails: Mapping[int, Tail], partitions: Iterable[int]) -> Where:
@@ -307,9 +302,9 @@ def may_be_beyond(sequence: Order, tails: Mapping[int, Tail], partitions: Iterab
     return between(sequence.clock, {p: (clock, None) for p, clock in since.items()})
 
 
-def _beside(sequence: Order, place: Place, operator: str) -> Where:
+def _beside(values: Mapping[str, Any], operator: str) -> Where:
     # Lexicographically: the first column counts first.
-    columns = [*sequence.values(place).items()]
+    columns = [*values.items()]
     terms: list[list[Condition]] = []
     for number, (name, value) in enumerate(columns, 1):
         compared = operator if number == len(columns) else operator[0]

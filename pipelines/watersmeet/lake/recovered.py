@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.columns import Int64s, as_ranges, groups, int64s, looked_up, row_values
+from watersmeet.core.columns import Int64s, as_ranges, groups, int64s, row_values
 from watersmeet.core.headers import fingerprint
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
@@ -173,9 +173,7 @@ def _offsets_of_copies(
         rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, redriven))
         claims = dict[_Place, tuple[_Place, int]]()
         for p, offset, original, size in row_values(rows, *columns):
-            since, until = input_ranges.get(p, (0, 0))
-            begin = generation.begin.get(TopicPartition(input_id, p), 0)
-            if since <= offset and (until is None or offset < until) and original >= begin:
+            if original >= generation.begin.get(TopicPartition(input_id, p), 0):
                 claims[p, offset] = (p, original), size
         for p, offset in _copies(reader, input_id, claims):
             yield TopicPartition(input_id, p), np.array([offset], np.int64)
@@ -190,17 +188,14 @@ def copies_of_deleted(
     Bronze need not have the originals any more: `keep` deletes before these offsets.
     """
     passed: list[Condition] = [("status", "=", "passed"), ("generation", "=", generation.number)]
-    columns = ["partition", "offset", REDRIVEN_FROM.name]
     for input_id, its in sorted(by_input(floors).items()):
         table, source = tables.bronze(input_id.source), ("source", "=", input_id.source)
         before = between(REDRIVEN_FROM.name, {p: (0, until) for p, until in its.items()})
         for piece in pieces(reader, table, of_topic(input_id, before), BY_OFFSET):
-            claims = reader.select(table, columns, piece)
-            partitions, offsets, originals = (int64s(claims[name]) for name in columns)
-            is_before = originals < looked_up(partitions, its, 0)
-            places = partitions[is_before], offsets[is_before]
+            claims = reader.select(table, BY_OFFSET, piece)
+            places = (int64s(claims[name]) for name in BY_OFFSET)
             for chunk in of_few_rows(input_id, tables.SILVER, *places):
-                copies = read_chunk(reader, chunk, columns[:2], [*passed, source])
+                copies = read_chunk(reader, chunk, BY_OFFSET, [*passed, source])
                 copied = int64s(copies["offset"])
                 for p, numbers in groups(int64s(copies["partition"])).items():
                     yield TopicPartition(input_id, p), copied[numbers]

@@ -435,13 +435,10 @@ def tenants_of(
     by = ["partition", "tenant"]
     first_of = {"first": ("min", "offset")}
     for input_id, its in sorted(by_input(heads).items()):
-        at_head = of_topic(
-            input_id, [[("partition", "=", p), ("event_time", "=", at)] for p, at in its.items()]
-        )
+        at_head = of_topic(input_id, [[("event_time", "=", its)]])
         table = tables.bronze(input_id.source)
-        for where in in_portions(at_head):
-            for row in reader.summary(table, by, first_of, where).to_pylist():
-                tp = TopicPartition(input_id, row["partition"])
-                first = (row["first"], row["tenant"])
-                first_tenants[tp] = min(first, first_tenants.get(tp, first), key=itemgetter(0))
+        for row in reader.summary(table, by, first_of, at_head).to_pylist():
+            tp = TopicPartition(input_id, row["partition"])
+            first = (row["first"], row["tenant"])
+            first_tenants[tp] = min(first, first_tenants.get(tp, first), key=itemgetter(0))
     return {tp: tenant for tp, (_, tenant) in first_tenants.items()}

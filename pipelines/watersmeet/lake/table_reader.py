@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -37,8 +37,8 @@ Where: TypeAlias = Sequence[Sequence[Condition]]
 
 `()` matches every row. Operators: `=`, `!=`, `<`, `<=`, `>`, `>=`, `in` and `not in` (a list),
 `begins with` and `ends with` (a text), `is null`, `is not null` (the value is ignored). A time is
-epoch ms. As in SQL, a null meets no
-condition but `is null`.
+epoch ms. As in SQL, a null meets no condition but `is null`. What is compared by `=`, `<`, `<=`,
+`>`, `>=` may be a value for each partition: the rows of other partitions do not meet the condition.
 """
 
 Aggregates: TypeAlias = Mapping[str, tuple[str, str]]
@@ -365,21 +365,27 @@ def within(ranges: Bounds) -> Where:
 def between(column: str, bounds: Bounds) -> Where:
     """Return the condition for rows whose value is in `[from, until)` of their partition.
 
-    Partitions not named are outside; without any, no row matches. With more than 16 partitions,
-    those with like bounds share a term and more rows may match: filter exactly afterwards.
+    Partitions not named are outside; without any, no row matches. Those with like bounds share a
+    term.
     """
     if not bounds:
         return [[("partition", "in", [])]]
+
+    def open_ends(partition: int) -> tuple[bool, ...]:
+        """Return True for each end of a partition's range that has no bound."""
+        return tuple(end is None for end in bounds[partition])
+
     terms = []
     for alike in of_like_bounds(bounds):
-        froms, untils = zip(*(bounds[p] for p in alike), strict=True)
-        is_one = len(alike) == 1
-        term: list[Condition] = [("partition", *(("=", alike[0]) if is_one else ("in", alike)))]
-        if None not in froms:
-            term.append((column, ">=", min(froms)))
-        if None not in untils:
-            term.append((column, "<", max(untils)))
-        terms.append(term)
+        for are_open, of_group in groupby(sorted(alike, key=open_ends), open_ends):
+            group = [*of_group]
+            term: list[Condition] = [("partition", "in", group)]
+            for end, (operator, is_open) in enumerate(zip((">=", "<"), are_open, strict=True)):
+                values = {p: bounds[p][end] for p in group}
+                one = bounds[group[0]][end]
+                is_same = set(values.values()) == {one}
+                term += [] if is_open else [(column, operator, one if is_same else values)]
+            terms.append(term)
     return terms
 
 
@@ -651,6 +657,15 @@ def _condition(times: Collection[str], dialect: str, column: str, operator: str,
         """Return a value in the dialect: epoch ms as a time, where the column has times."""
         return _time(int(element), dialect) if column in times else literal(element)
 
+    if isinstance(value, Mapping):
+        if not value:
+            return "FALSE"
+        # By the bounds, files are skipped.
+        least, most = (literal_of(end(value.values())) for end in (min, max))
+        bounds = [f"{name} >= {least}"] if operator in ("=", ">", ">=") else []
+        bounds += [f"{name} <= {most}"] if operator in ("=", "<", "<=") else []
+        cases = " ".join(f"WHEN {p} THEN {literal_of(each)}" for p, each in value.items())
+        return " AND ".join([*bounds, f"{name} {operator} CASE {quoted('partition')} {cases} END"])
     if operator in ("in", "not in"):
         return (
             f"{name} {operator.upper()} ({', '.join(map(literal_of, value))})"

@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise, starmap
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,8 +27,6 @@ from watersmeet.core.column_reading import utf8
 from watersmeet.core.columns import (
     NULL_TIME,
     cuts,
-    int64s,
-    looked_up,
     one_chunk,
     row_values,
     times_ms,
@@ -245,21 +242,11 @@ def _read_records(reader: TableReader, settings: Settings, table: str, span: Spa
     is_bronze = table != tables.QUARANTINE
     inputs = [i for i in settings.inputs if not is_bronze or tables.bronze(i.source) == table]
     schema = bronze_schema() if is_bronze else views(settings)[table].schema
-    ranges_by_input = {i: _merged_offsets(reader, i, span) for i in inputs}
-    where: list[Any] = []
-    for input_id, ranges in ranges_by_input.items():
-        where += (of_topic if is_bronze else of_input)(input_id, within(ranges))
+    where: list[Sequence[Condition]] = []
+    for input_id in inputs:
+        merged = within(_merged_offsets(reader, input_id, span))
+        where += (of_topic if is_bronze else of_input)(input_id, merged)
     rows = reader.rows(table, _but_headers(schema), where)
-    partitions, offsets = int64s(rows["partition"]), int64s(rows["offset"])
-    is_merged = np.zeros(rows.num_rows, np.bool_)
-    for input_id, ranges in ranges_by_input.items():
-        since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
-        until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
-        is_its = (since <= offsets) & (offsets < until)
-        for name in ("topic",) if is_bronze else ("source", "topic"):
-            is_its &= np.asarray(pc.equal(rows[name], input_id._asdict()[name]))
-        is_merged |= is_its
-    rows = rows.filter(pa.array(is_merged))
     if not is_bronze:
         return _as_text(rows)
     return _with_doubts(rows, lake_schemas(reader, settings).get(inputs[0].source))

@@ -26,7 +26,7 @@ from typing import TypeAlias
 import pyarrow as pa
 from confluent_kafka import Message
 
-from watersmeet.core.columns import int64s, looked_up
+from watersmeet.core.columns import int64s
 from watersmeet.core.dead_letters import (
     LATE,
     NEXT_OFFSETS,
@@ -177,10 +177,8 @@ class DeadLetters(TopicWriter[Sent, Backlog, int]):
         for input_id in self.settings.inputs:
             since = _since(sent, input_id, range(self.partitions))
             rows = reader.select(self.table, ["partition", "offset"], _beyond(input_id, since))
-            partitions, offsets = int64s(rows["partition"]), int64s(rows["offset"])
-            is_new = offsets >= looked_up(partitions, since, 0)
-            table = tables.bronze(input_id.source)
-            yield from chunks_of(reader, input_id, table, partitions[is_new], offsets[is_new])
+            places = int64s(rows["partition"]), int64s(rows["offset"])
+            yield from chunks_of(reader, input_id, tables.bronze(input_id.source), *places)
 
     def _send(self, backlog: Backlog, reached: Sent) -> tuple[Sent, int]:
         """Read, send and note chunks (steps 2 to 4)."""
