@@ -16,10 +16,12 @@ import pyarrow as pa
 from watersmeet.lake.table_reader import (
     NO_VERSIONS,
     SPELLED,
+    Condition,
     NoTableError,
     TableReader,
     normalise,
-    of_like_bounds,
+    sql_of,
+    within,
 )
 from watersmeet.lake.table_reader import literal as sql_literal
 from watersmeet.lake.table_reader import quoted as quoted
@@ -81,19 +83,11 @@ def follows(columns: Sequence[str], others: Sequence[str], operator: str) -> str
 
 
 def beyond(begins: Mapping[int, int]) -> str:
-    """Return the condition for rows of a bronze table, called `b`, from the offset of their
-    partition on; of other partitions, all rows meet it.
+    """Return the condition for rows of a bronze table from the offset of their partition on; of
+    other partitions, all rows meet it.
     """
     if not begins:
         return "TRUE"
-    # Files are skipped by what partitions with like bounds have in common.
-    near = " OR ".join(
-        f"`partition` IN ({', '.join(map(str, alike))}) "
-        f"AND b.offset >= {min(begins[p] for p in alike)}"
-        for alike in of_like_bounds({p: (begin, None) for p, begin in begins.items()})
-    )
-    cases = " ".join(f"WHEN {p} THEN {begin}" for p, begin in begins.items())
-    return (
-        f"({near} OR `partition` NOT IN ({', '.join(map(str, begins))})) "
-        f"AND b.offset >= CASE `partition` {cases} ELSE 0 END"
-    )
+    others: list[Condition] = [("partition", "not in", sorted(begins))]
+    from_begins = within({p: (begin, None) for p, begin in begins.items()})
+    return f"({sql_of([*from_begins, others], (), '')})"

@@ -125,7 +125,9 @@ def expire(
     rows = sum(row_count(reader, table, portion) for portion in in_portions(terms))
     if rows and (not only_if_worthwhile or _is_worth_it(reader, table, rows)):
         if table == tables.ERASED:
-            owner.decide(ERASED, {"last": _last_erased(reader, kept)})
+            # The time of the last rows that stay.
+            last_ms = extreme(reader, tables.ERASED, "erased_at", kept) or 0
+            owner.decide(ERASED, {"last": last_ms})
         _decide(owner, table, floors)
         for portion in in_portions(terms):
             with suppress_conflict():
@@ -158,23 +160,14 @@ def _places_kafka_lacks(
     """
     cluster = Cluster(settings.kafka)
     terms = list[Sequence[Condition]]()
-    kept: list[Sequence[Condition]] = [[("source", "is null", None)]]
+    kept = list[Sequence[Condition]]()
     for input_id in settings.inputs:
         places = extremes(reader, tables.ERASED, "offset", of_input(input_id), "min")
         bounds = cluster.bounds_of(input_id.topic, [*places]) if places else {}
-        for p, first in places.items():
-            begin, _ = bounds[p]
-            if first < begin:
-                terms += of_input(input_id, [[("partition", "=", p), ("offset", "<", begin)]])
-            kept += of_input(input_id, [[("partition", "=", p), ("offset", ">=", begin)]])
+        begins = {p: begin for p, (begin, _) in bounds.items()}
+        terms += of_input(input_id, [[("offset", "<", begins)]])
+        kept += of_input(input_id, [[("offset", ">=", begins)]])
     return terms, kept
-
-
-def _last_erased(reader: TableReader, kept: Where) -> int:
-    """Return the time (epoch ms) of the last rows of `erased` that stay; 0 without any."""
-    portions = in_portions(list(kept))
-    of_portions = [extreme(reader, tables.ERASED, "erased_at", portion) for portion in portions]
-    return max((time for time in of_portions if time is not None), default=0)
 
 
 @dataclass
@@ -223,12 +216,10 @@ class _Old:
             name, column = tables.STATUSES[status].floor, str(tables.STATUSES[status].age)
             keep_ms = keep.late_ms if name == tables.LATE else keep.silver_ms
             limits = self._limits(keep_ms, partial(self._needed_of, name))
-            for p, limit in _least(limits, needed_since[-1]).items():
-                if p in limits:
-                    terms.append(
-                        [("status", "=", status), ("partition", "=", p), (column, "<", limit)]
-                    )
-                    times[name, p] = limit
+            least = _least(limits, needed_since[-1])
+            limits = {p: least[p] for p in limits}
+            terms.append([("status", "=", status), (column, "<", limits)])
+            times |= {(name, p): limit for p, limit in limits.items()}
         number = next(
             base.number
             for base, needed in zip(self.bases, needed_since, strict=True)
@@ -268,15 +259,13 @@ class _Old:
             redriven = _redriven(self.reader, input_id, input_ends)
             for p, end in sorted(input_ends.items()):
                 terms += of_topic(input_id, _below(p, end, limits[p], redriven.get(p, ())))
-        times: dict[tuple[str, int], int] = {}
         needed = partial(self._first_not_sent, tables.QUARANTINE, "kafka_timestamp")
-        for p, limit in self._limits(keep.quarantine_ms, needed).items():
-            for input_id in inputs:
-                end = self.last.ranges[TopicPartition(input_id, p)].until_offset
-                here: list[Condition] = [("partition", "=", p), ("offset", "<", end)]
-                old = [*here, *_REFUSED, ("kafka_timestamp", "<", limit)]
-                terms += of_topic(input_id, [old])
-            times[tables.QUARANTINE, p] = limit
+        limits = self._limits(keep.quarantine_ms, needed)
+        for input_id in inputs:
+            merged = {p: self.last.ranges[TopicPartition(input_id, p)].until_offset for p in limits}
+            old = [("offset", "<", merged), *_REFUSED, ("kafka_timestamp", "<", limits)]
+            terms += of_topic(input_id, [old])
+        times = {(tables.QUARANTINE, p): limit for p, limit in limits.items()}
         return terms, Floors(max((base.number for base in bases.values()), default=-1), times)
 
     def _limits(
