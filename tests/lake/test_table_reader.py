@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +31,7 @@ from watersmeet.core.silver import OUTCOMES
 from watersmeet.core.types import TIME
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.by_delta_rs import DeltaRsReader, may_meet
 from watersmeet.lake.by_spark import SparkReader
 from watersmeet.lake.location import Lake
 from watersmeet.lake.store import reader
@@ -559,6 +560,20 @@ def test_a_partition_that_lies_far_behind_lets_nothing_of_others_be_read(count: 
         assert not any(passes(term, p, 10**6 - 1) for term in terms), p
     ended = within({**dict.fromkeys(far, (0, 10)), quiet: (0, 10**6)})
     assert not any(passes(term, p, 10) for term in ended for p in far.keys() - {quiet})
+
+
+@pytest.mark.promise("C26")
+def test_of_a_partition_that_lies_far_behind_alone_all_files_are_opened(tmp_path: Path) -> None:
+    """Also where partitions have values of their own in one condition."""
+    reader = DeltaRsReader(Lake(settings_for(tmp_path)))
+    uri = reader.uri("bronze_tracking")
+    for p in (0, 1):
+        for offset in range(0, 100, 10):
+            places = {"partition": pa.array([p], pa.int32()), "offset": pa.array([offset])}
+            write_deltalake(uri, pa.table(places), mode="append")
+    files = pa.table(reader.opened("bronze_tracking").get_add_actions(flatten=True))
+    near = may_meet(files, [[("offset", ">", {0: 5, 1: 85})]])
+    assert Counter(near["min.partition"].to_pylist()) == {0: 9, 1: 1}
 
 
 def passes(term: Sequence[tuple[str, str, Any]], partition: int, offset: int) -> bool:

@@ -49,6 +49,7 @@ from watersmeet.lake.table_reader import (
     Version,
     VersionGoneError,
     Where,
+    of_like_values,
     plain_schema,
     plain_type,
     quoted,
@@ -254,7 +255,7 @@ class DeltaRsReader(TableReader):
             return
         if largest is not None:
             files = files.filter(pc.less_equal(files["size_bytes"], largest))
-        for name in {*_may_meet(files, where)["path"].to_pylist()} - looked_at.intact:
+        for name in {*may_meet(files, where)["path"].to_pylist()} - looked_at.intact:
             if not is_intact(Path(self.path(table), name)):
                 raise damaged_file(table, name)
             looked_at.intact.add(name)
@@ -279,7 +280,7 @@ class DeltaRsReader(TableReader):
         if not where:
             return 0
         files = pa.table(self.opened(table).get_add_actions(flatten=True))
-        return pc.sum(_may_meet(files, where)["size_bytes"]).as_py() or 0
+        return pc.sum(may_meet(files, where)["size_bytes"]).as_py() or 0
 
     def row_bytes(self, table: str) -> int:
         """See `TableReader`."""
@@ -399,7 +400,7 @@ class _LookedAt(NamedTuple):
     """Those that were not compared when the version was first met, as delta-rs lists them."""
 
 
-def _may_meet(files: pa.Table, where: Where) -> pa.Table:
+def may_meet(files: pa.Table, where: Where) -> pa.Table:
     """Return the files, as delta-rs lists them, that may have rows which meet the conditions.
 
     Of these, only those count that compare numbers, times, or the column that partitions a table.
@@ -412,9 +413,19 @@ def _may_meet(files: pa.Table, where: Where) -> pa.Table:
 
 
 def _may_meet_one(files: pa.Schema, column: str, operator: str, value: Any) -> pc.Expression:
-    values = [*value] if operator == "in" else [value]
     if isinstance(value, Mapping):
-        values = [*value.values()]
+        near = (
+            _may_meet_any(files, "partition", "in", alike)
+            & _may_meet_any(files, column, operator, [value[p] for p in alike])
+            for alike in of_like_values(value)
+        )
+        return reduce(or_, near, pc.scalar(False))
+    return _may_meet_any(files, column, operator, [*value] if operator == "in" else [value])
+
+
+def _may_meet_any(
+    files: pa.Schema, column: str, operator: str, values: Sequence[Any]
+) -> pc.Expression:
     if operator not in _BOUNDED or not values:
         return pc.scalar(True)
     if (name := f"partition.{column}") in files.names:

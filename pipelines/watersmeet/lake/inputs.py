@@ -14,9 +14,8 @@ from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
     Where,
-    exactly,
     extremes,
-    in_portions,
+    within,
 )
 
 _T = TypeVar("_T")
@@ -78,13 +77,7 @@ def first_offsets(
     Only offsets from `since` on, and before `until`, count. Partitions without such a row are
     absent.
     """
-    first: dict[int, int] = {}
-    for portion in in_portions(sorted(bounds.items())):
-        offsets = {p: (since.get(p, 0), until.get(p)) for p, _ in portion}
-        beyond = [
-            [*term, (column, ">=", bound)]
-            for term, (_, bound) in zip(exactly("offset", offsets), portion, strict=True)
-        ]
-        table = tables.bronze(input_id.source)
-        first |= extremes(reader, table, "offset", of_topic(input_id, beyond), "min")
-    return first
+    offsets = within({p: (since.get(p, 0), until.get(p)) for p in bounds})
+    beyond = [[*term, (column, ">=", bounds)] for term in offsets]
+    table = tables.bronze(input_id.source)
+    return extremes(reader, table, "offset", of_topic(input_id, beyond), "min")

@@ -8,7 +8,7 @@ the beginning of a generation, and from that of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
 

@@ -48,9 +48,8 @@ from watersmeet.lake.table_reader import (
     TableReader,
     Where,
     between,
-    exactly,
     extreme,
-    in_portions,
+    within,
 )
 
 _Times: TypeAlias = dict[tuple[TopicPartition, "str | None"], int]
@@ -233,21 +232,19 @@ def _largest(
     time `oldest` of their topic-partition.
     """
     for input_id, its in sorted(by_input(ranges).items()):
-        own = [
-            [*term, ("event_time", ">", oldest[TopicPartition(input_id, p)])]
-            for p, span in its.items()
-            if span[0] < span[1]
-            for term in exactly("offset", {p: span})
-        ]
-        for where in in_portions(own):
-            rows = reader.summary(
-                tables.bronze(input_id.source),
-                ["partition", "tenant"],
-                {"time": ("max", "event_time")},
-                of_topic(input_id, where),
-            )
-            for row in rows.to_pylist():
-                yield (TopicPartition(input_id, row["partition"]), row["tenant"]), row["time"]
+        spans = {p: (since, until) for p, (since, until) in its.items() if since < until}
+        if not spans:
+            continue
+        times = {p: oldest[TopicPartition(input_id, p)] for p in spans}
+        younger = [[*term, ("event_time", ">", times)] for term in within(spans)]
+        rows = reader.summary(
+            tables.bronze(input_id.source),
+            ["partition", "tenant"],
+            {"time": ("max", "event_time")},
+            of_topic(input_id, younger),
+        )
+        for row in rows.to_pylist():
+            yield (TopicPartition(input_id, row["partition"]), row["tenant"]), row["time"]
 
 
 def _raise(times: _Times, raised: Iterable[tuple[tuple[TopicPartition, str | None], int]]) -> None:
@@ -435,9 +432,9 @@ def tenants_of(
     by = ["partition", "tenant"]
     first_of = {"first": ("min", "offset")}
     for input_id, its in sorted(by_input(heads).items()):
-        at_head = of_topic(input_id, [[("event_time", "=", its)]])
+        at_heads = between("event_time", {p: (at, at + 1) for p, at in its.items()})
         table = tables.bronze(input_id.source)
-        for row in reader.summary(table, by, first_of, at_head).to_pylist():
+        for row in reader.summary(table, by, first_of, of_topic(input_id, at_heads)).to_pylist():
             tp = TopicPartition(input_id, row["partition"])
             first = (row["first"], row["tenant"])
             first_tenants[tp] = min(first, first_tenants.get(tp, first), key=itemgetter(0))

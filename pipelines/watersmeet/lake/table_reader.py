@@ -389,11 +389,6 @@ def between(column: str, bounds: Bounds) -> Where:
     return terms
 
 
-def exactly(column: str, bounds: Bounds) -> list[Sequence[Condition]]:
-    """Return a term for each partition, which no other rows meet than `between` is asked for."""
-    return [term for p, span in bounds.items() for term in between(column, {p: span})]
-
-
 def of_like_bounds(bounds: Bounds) -> list[list[int]]:
     """Return partitions in groups that share a term: at most `MAX_TERMS`, cut where bounds differ
     most. So one that lies far behind is alone.
@@ -412,6 +407,13 @@ def of_like_bounds(bounds: Bounds) -> list[list[int]]:
     widest = sorted(range(len(gaps)), key=lambda n: -gaps[n])[: MAX_TERMS - 1]
     cuts = [0, *sorted(n + 1 for n in widest), len(partitions)]
     return [partitions[begin:end] for begin, end in pairwise(cuts)]
+
+
+def of_like_values(values: Mapping[int, Any]) -> list[list[int]]:
+    """Return partitions in groups with like values; in one where these are no numbers."""
+    if not all(isinstance(value, int) for value in values.values()):
+        return [[*values]]
+    return of_like_bounds({p: (value, None) for p, value in values.items()})
 
 
 def in_portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
@@ -660,12 +662,16 @@ def _condition(times: Collection[str], dialect: str, column: str, operator: str,
     if isinstance(value, Mapping):
         if not value:
             return "FALSE"
-        # By the bounds, files are skipped.
-        least, most = (literal_of(end(value.values())) for end in (min, max))
-        bounds = [f"{name} >= {least}"] if operator in ("=", ">", ">=") else []
-        bounds += [f"{name} <= {most}"] if operator in ("=", "<", "<=") else []
+        near = []  # by which files are skipped
+        for alike in of_like_values(value):
+            least, most = (literal_of(end(value[p] for p in alike)) for end in (min, max))
+            bounds = [f"{quoted('partition')} IN ({', '.join(map(str, alike))})"]
+            bounds += [f"{name} >= {least}"] if operator in ("=", ">", ">=") else []
+            bounds += [f"{name} <= {most}"] if operator in ("=", "<", "<=") else []
+            near.append(" AND ".join(bounds))
         cases = " ".join(f"WHEN {p} THEN {literal_of(each)}" for p, each in value.items())
-        return " AND ".join([*bounds, f"{name} {operator} CASE {quoted('partition')} {cases} END"])
+        exact = f"{name} {operator} CASE {quoted('partition')} {cases} END"
+        return f"({' OR '.join(near)}) AND {exact}"
     if operator in ("in", "not in"):
         return (
             f"{name} {operator.upper()} ({', '.join(map(literal_of, value))})"

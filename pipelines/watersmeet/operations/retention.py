@@ -160,7 +160,7 @@ def _places_kafka_lacks(
     """
     cluster = Cluster(settings.kafka)
     terms = list[Sequence[Condition]]()
-    kept = list[Sequence[Condition]]()
+    kept: list[Sequence[Condition]] = [[("source", "is null", None)]]
     for input_id in settings.inputs:
         places = extremes(reader, tables.ERASED, "offset", of_input(input_id), "min")
         bounds = cluster.bounds_of(input_id.topic, [*places]) if places else {}

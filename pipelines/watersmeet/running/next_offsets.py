@@ -38,7 +38,7 @@ from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.journal import SKIP
 from watersmeet.lake.newest import row_ends
 from watersmeet.lake.progress import last_batch
-from watersmeet.lake.table_reader import TableReader, exactly, extremes, in_portions
+from watersmeet.lake.table_reader import TableReader, extremes, in_portions, within
 from watersmeet.lake.tables import application_of
 from watersmeet.running.owner import Owner
 from watersmeet.settings import KafkaSettings, Settings
@@ -262,14 +262,14 @@ def _last_rows(
     size = 1
     while left and reader.exists(table):
         ends = {p: (max(since, until - size), until) for p, (since, until) in left.items()}
-        near = of_topic(input_id, exactly("offset", ends))
+        near = of_topic(input_id, within(ends))
         lasts |= extremes(reader, table, "offset", near)
         left = {p: s for p, s in left.items() if p not in lasts and s[1] - size > s[0]}
         size *= 64
     if not lasts:
         return {}
     columns = ["partition", "offset", "kafka_timestamp", "key", "value", "reason"]
-    where = exactly("offset", {p: (offset, offset + 1) for p, offset in lasts.items()})
+    where = within({p: (offset, offset + 1) for p, offset in lasts.items()})
     rows = reader.select(table, columns, of_topic(input_id, where)).to_pylist()
     return {row["partition"]: row for row in rows}
 

@@ -18,9 +18,8 @@ from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
     Where,
-    exactly,
-    in_portions,
     row_count,
+    within,
 )
 from watersmeet.monitoring.events import Counts, Judged, RecordsProcessed
 from watersmeet.running.batch_rows import BatchRows
@@ -94,9 +93,8 @@ def outcomes(reader: TableReader, settings: Settings, plan: BatchPlan) -> dict[s
         counts[row["topic"]][outcome] += row["rows"]
     for input_id, ranges in by_input(plan.offsets()).items():
         here = counts[input_id.topic]
-        for portion in in_portions(exactly("offset", ranges)):
-            here.update(_consumed(reader, input_id, portion))
-            here["merged", ""] -= _not_merged(reader, input_id, portion, plan.batch)
+        here.update(_consumed(reader, input_id, within(ranges)))
+        here["merged", ""] -= _not_merged(reader, input_id, within(ranges), plan.batch)
     return {topic: dict(topic_counts) for topic, topic_counts in counts.items()}
 
 

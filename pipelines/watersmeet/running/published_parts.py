@@ -25,7 +25,7 @@ from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.pieces import BY_TIME, read_pieces
 from watersmeet.lake.published import with_message
 from watersmeet.lake.recovered import joined, parts_of_messages
-from watersmeet.lake.table_reader import TableReader, Where, exactly, in_portions
+from watersmeet.lake.table_reader import TableReader, Where, within
 from watersmeet.settings import Settings
 
 _NO_OFFSETS = np.array([], np.int64)
@@ -129,9 +129,9 @@ def _deleted_offsets(
     """
     floors = read_history(reader, settings).floors
     times = floors.last_of(tables.SILVER, tables.PASSED, tables.CORRECTIONS)
-    older: Where = [[("partition", "=", p), ("event_time", "<", time)] for p, time in times.items()]
-    if not older:
+    if not times:
         return {}
+    older: Where = [[("event_time", "<", times)]]
     names = ["partition", *part_columns(settings)]
     of_rows = (
         offsets_of(places_of_parts(rows, settings.inputs), settings.inputs)
@@ -140,20 +140,13 @@ def _deleted_offsets(
     kept = joined(chain.from_iterable(parts.items() for parts in of_rows))
     deleted = list[tuple[TopicPartition, Int64s]]()
     for input_id in settings.inputs:
-        old_records = [
-            [*term, ("event_time", "<", times[tp.partition])]
-            for tp, span in spans.items()
-            if tp.input == input_id and tp.partition in times
-            for term in exactly("offset", {tp.partition: span})
-        ]
-        for portion in in_portions(old_records):
-            table = tables.bronze(input_id.source)
-            names = ["partition", "offset"]
-            records = reader.rows(table, names, of_topic(input_id, portion))
-            offsets = int64s(records["offset"])
-            for p, numbers in groups(int64s(records["partition"])).items():
-                tp = TopicPartition(input_id, p)
-                deleted.append((tp, np.setdiff1d(offsets[numbers], kept.get(tp, _NO_OFFSETS))))
+        asked = within({tp.partition: span for tp, span in spans.items() if tp.input == input_id})
+        old = of_topic(input_id, [[*term, ("event_time", "<", times)] for term in asked])
+        records = reader.rows(tables.bronze(input_id.source), ["partition", "offset"], old)
+        offsets = int64s(records["offset"])
+        for p, numbers in groups(int64s(records["partition"])).items():
+            tp = TopicPartition(input_id, p)
+            deleted.append((tp, np.setdiff1d(offsets[numbers], kept.get(tp, _NO_OFFSETS))))
     return joined(deleted)
 
 
