@@ -244,8 +244,12 @@ def test_a_key_is_forgotten_in_saved_states_and_the_journal_says_so(lake: CaseLa
             lake.owner(dying_at(lake.engine, "merge", tables.BASES))
         )
     check_not_behind(lake.reader, lake.settings)
+    half = Forgetting(lake.reader, lake.settings, "a")
+    assert not half.preview()["tables"][0]["before"]
+    assert half.is_there, "or the next call would take the key for unknown"
     for _ in range(2):
         Forgetting(lake.reader, lake.settings, "a").erase(lake.owner())
+        assert not Forgetting(lake.reader, lake.settings, "a").is_there
         check_not_behind(lake.reader, lake.settings)
         expire(lake.owner(), lake.settings, tables.BASES)
         left = lake.reader.select(tables.BASES, ["_base"]).num_rows

@@ -164,7 +164,9 @@ class Forgetting:
     @property
     def is_there(self) -> bool:
         """True where a table has something to erase."""
-        return bool(self._silver.num_rows or any(map(self._anywhere, self.settings.inputs)))
+        # A saved state may be the last to have it: after a crash, or behind what `keep` deletes.
+        rows = self._silver.num_rows or self._saved.num_rows
+        return bool(rows or any(map(self._anywhere, self.settings.inputs)))
 
     @property
     def partitions(self) -> set[int]:
@@ -183,6 +185,11 @@ class Forgetting:
         columns = ["status", "event_time", *TENANT.names, "source", "topic", *_PLACE]
         gone: Condition = ("status", "in", [*tables.STATUSES])
         return self.reader.select(tables.SILVER, columns, [[gone, *self._key_conditions]])
+
+    @cached_property
+    def _saved(self) -> pa.Table:
+        names = ["_base", "partition", "tenant", "event_time"]
+        return self.reader.select(tables.BASES, names, [self._key_conditions])
 
     @cached_property
     def _read(self) -> dict[InputId, Places]:
@@ -364,12 +371,10 @@ class Forgetting:
             _blank(owner, input_id, self._unmerged[input_id], {})
             _blank(owner, input_id, self._refused[input_id], {"detail": FORGOTTEN})
         self._erase(owner, tables.SILVER, self._silver)
-        names = ["_base", "partition", "tenant", "event_time"]
-        saved = self.reader.select(tables.BASES, names, [self._key_conditions])
         bases = read_history(self.reader, self.settings).bases
-        for base in without_rows(self.reader, bases, saved["_base"].to_pylist()):
+        for base in without_rows(self.reader, bases, self._saved["_base"].to_pylist()):
             owner.decide(BASE, base.body(), base.generation)
-        self._erase(owner, tables.BASES, saved)
+        self._erase(owner, tables.BASES, self._saved)
         if self.is_there:
             last = owner.history(self.settings).erased
             owner.decide(ERASED, {"last": last, "versions": owner.versions()})
