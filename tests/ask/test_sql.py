@@ -25,7 +25,7 @@ from watersmeet.ask import answers
 from watersmeet.ask.answers import literal
 from watersmeet.ask.explain import explain
 from watersmeet.ask.messages import Topics
-from watersmeet.ask.sql import as_document, as_table, ask
+from watersmeet.ask.sql import as_document, as_table, ask, write_csv
 from watersmeet.audit import problems
 from watersmeet.audit.evidence import read_evidence
 from watersmeet.audit.problems import Report
@@ -279,6 +279,57 @@ def test_json_has_times_in_ms_and_bytes_as_text() -> None:
         ],
     }
     assert as_table(VALUES.slice(0, 0).to_reader()) == "no row"
+
+
+def selected(columns: str) -> pa.Table:
+    found: pa.Table = pa.RecordBatchReader.from_stream(
+        QueryBuilder().execute(f"SELECT {columns}")
+    ).read_all()
+    return found
+
+
+def test_every_time_is_shown_however_fine_and_however_far_away() -> None:
+    """Kafka's timestamps may be any, and `now()` has nanoseconds: Python has neither."""
+    fine = "arrow_cast(1001000001, 'Timestamp(Nanosecond, Some(\"UTC\"))')"
+    ms = 253_402_300_800_000
+    far = f"arrow_cast({ms * 1000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    rows = selected(
+        f"{fine} AS fine, {far} AS far, arrow_cast({10**17}, 'Duration(Millisecond)') AS long, "
+        "arrow_cast(1001000001, 'Duration(Nanosecond)') AS short, "
+        "arrow_cast(99999999, 'Date32') AS day, arrow_cast(NULL, 'Timestamp(Nanosecond, None)') "
+        f"AS nothing, named_struct('a', make_array({far}), 'b', {fine}) AS nested, now() AS now"
+    )
+    [row] = as_document(rows.to_reader())["rows"]
+    assert isinstance(row.pop("now"), int)
+    assert row == {
+        "fine": 1001,
+        "far": ms,
+        "long": 10**17,
+        "short": 1001,
+        "day": "275760-09-12",
+        "nothing": None,
+        "nested": {"a": [ms], "b": 1001},
+    }
+    table = as_table(rows.to_reader())
+    assert not isinstance(table, str)
+    shown = {str(column.header): [*column.cells] for column in table.columns}
+    assert shown["fine"] == ["1970-01-01 00:00:01.001Z"]
+    assert shown["far"] == [f"{ms} ms (out of range)"]
+
+
+def test_two_columns_of_one_name_are_no_json() -> None:
+    """An object would have the last of them alone."""
+    rows = selected("1 AS a, 2 AS b").rename_columns(["a", "a"])
+    with pytest.raises(ConfigurationError, match="2 columns have the name `a`"):
+        as_document(rows.to_reader())
+    assert as_table(rows.to_reader()) != "no row"
+
+
+def test_csv_has_escapes_for_what_steers_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["ab", "a\0b", "\x1b[31mred", "new\nline", "tab\t", "ключ"]
+    write_csv(pa.table({"key": keys}).to_reader())
+    found = [*csv.reader(io.StringIO(capsys.readouterr().out))]
+    assert found == [["key"], ["ab"], ["a\\x00b"], ["\\x1b[31mred"], *([key] for key in keys[3:])]
 
 
 def run(

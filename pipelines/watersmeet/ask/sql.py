@@ -6,19 +6,21 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from rich.markup import escape
 from rich.table import Table
 
 from watersmeet.ask.gate import pass_query, place_of
 from watersmeet.ask.moment import moment
-from watersmeet.core.texts import printable, without_controls
-from watersmeet.core.times import epoch_ms
+from watersmeet.core.texts import CONTROLS, printable
+from watersmeet.core.times import epoch_ms, utc
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.table_reader import QueryError, TableReader
@@ -75,17 +77,34 @@ _NAME: Final = re.compile(r"(?:No field named |Invalid function '|name `)([\w.]+
 
 
 def write_csv(answer: pa.RecordBatchReader) -> None:
-    """Write rows to standard output as CSV, as they come; a null is empty."""
+    """Write rows to standard output as CSV, as they come; a null is empty.
+
+    What steers a terminal is written as an escape: without it, two keys might look the same.
+    """
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(answer.schema.names)
+    writer.writerow(map(_escaped, answer.schema.names))
     for batch in answer:
-        writer.writerows(map(without_controls, row) for row in _texts(batch, null=""))
+        writer.writerows(map(_escaped, row) for row in _texts(batch, null=""))
     sys.stdout.flush()
 
 
+def _escaped(text: str) -> str:
+    return CONTROLS.sub(lambda found: printable(found[0]), text)
+
+
 def as_document(answer: pa.RecordBatchReader) -> dict[str, Any]:
-    """Return rows as the answer of `sql --json`. Times are epoch ms."""
+    """Return rows as the answer of `sql --json`. Times are epoch ms.
+
+    Raises ConfigurationError where two columns have one name, which an object cannot have.
+    """
     names = answer.schema.names
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigurationError(
+                f"{count} columns have the name `{name}`, which an object can have once",
+                where="QUERY",
+                fix="give them different names with AS, or leave out --json",
+            )
     rows = [
         dict(zip(names, map(_json_value, row), strict=True))
         for batch in answer
@@ -108,7 +127,49 @@ def as_table(answer: pa.RecordBatchReader) -> Table | str:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[Sequence[Any]]:
-    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    return zip(*map(_values, batch.columns), strict=True)
+
+
+class _FarTime(NamedTuple):
+    """A time (epoch ms), or a length of time, that Python's own types do not reach."""
+
+    ms: int
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):  # of a time: it is too far away, or has nanoseconds
+        return [_value(scalar) for scalar in column]
+    return values
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    kind = scalar.type
+    if not scalar.is_valid:
+        return None
+    if pa.types.is_map(kind):
+        return [tuple(entry.values()) for entry in _values(scalar.values)]
+    if isinstance(scalar, pa.ListScalar):
+        return _values(scalar.values)
+    if pa.types.is_struct(kind):
+        return {name: _value(scalar[place]) for place, name in enumerate(kind.names)}
+    if getattr(kind, "unit", None) == "ns":
+        scalar = pa.scalar(scalar.value // 1000, _IN_MICROS[kind.id](kind))
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        if pa.types.is_date(kind):
+            return str(np.datetime64(scalar.cast(pa.date32()).value, "D"))
+        return _FarTime(scalar.value * _PER_SECOND["ms"] // _PER_SECOND[scalar.type.unit])
+
+
+_PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
+_IN_MICROS: Final[Mapping[int, Callable[[Any], pa.DataType]]] = {
+    pa.timestamp("ns").id: lambda kind: pa.timestamp("us", kind.tz),
+    pa.duration("ns").id: lambda _: pa.duration("us"),
+    pa.time64("ns").id: lambda _: pa.time64("us"),
+}
 
 
 def _texts(batch: pa.RecordBatch, null: str) -> Iterator[list[str]]:
@@ -120,6 +181,8 @@ def _text(value: Any) -> str:
     """Return a value as text: a time as people write it, what is nested as JSON."""
     if isinstance(value, datetime):
         return _in_utc(value).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, _FarTime):
+        return utc(value.ms)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, bytes):
@@ -133,6 +196,8 @@ def _json_value(value: Any) -> Any:
     """Return a value as JSON has it: times and durations in ms, bytes as text."""
     if isinstance(value, datetime):
         return epoch_ms(_in_utc(value))
+    if isinstance(value, _FarTime):
+        return value.ms
     if isinstance(value, timedelta):
         return value // timedelta(milliseconds=1)
     if isinstance(value, (date, time, Decimal)):
