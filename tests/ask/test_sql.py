@@ -122,7 +122,7 @@ def test_both_engines_tell_the_same_of_a_key(
 ) -> None:
     sent = dict.fromkeys(lake.cases, 1000)
     monkeypatch.setattr(lake, "send", lambda _: sent)
-    monkeypatch.setattr(Topics, "offset_of", lambda *arguments: (arguments[-1], True))
+    monkeypatch.setattr(Topics, "numbers_of", lambda *arguments: (arguments[-1], True))
     lake.publish("merged (id)")
     published = 0
     for key in ("a", "é", "no such 'key\\"):

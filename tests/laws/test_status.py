@@ -18,8 +18,9 @@ from tests.support.lakes import CaseLake
 from tests.support.tenants import merge_of, tenant_cases
 from tests.support.topics import consume, create_topics, delete_topic
 from watersmeet.ask.explain import explain
+from watersmeet.ask.messages import Topics
 from watersmeet.ask.status import status
-from watersmeet.audit.show import status_view
+from watersmeet.audit.show import explain_view, status_view
 from watersmeet.kafka.publisher import Publisher
 from watersmeet.lake import tables
 from watersmeet.operations.forget import Forgetting
@@ -218,6 +219,44 @@ def test_people_see_where_each_record_is_and_what_an_open_one_waits_for(
     [record] = explain(lake.reader, lake.settings, "k3")["records"]
     assert "not published" not in record["reason"]
     assert status(lake.reader, lake.settings)["partitions"][0]["next_due"] == 1000
+
+
+def test_a_message_keeps_its_number_where_later_rows_are_forgotten(
+    new_lake: MakeLake, kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are left do not say it: the topic does, and where it is away, nobody."""
+    tracking = [keyed(f"k{i}", i) for i in range(4)]
+    case = Case(
+        {"tracking": [*tracking, heartbeat(950)], "orders": [heartbeat(950)]},
+        100,
+        ["tracking"] * 5 + ["orders"],
+    )
+    lake = made(new_lake, kafka, "forgotten-behind", {0: case})
+    lake.arrive()
+    lake.merge()
+    lake.publish()
+
+    def told(key: str) -> tuple[Any, Any]:
+        [record] = explain(lake.reader, lake.settings, key)["records"]
+        return record["published"]["offset"], record["published"]["seq"]
+
+    offsets = {f"k{i}": told(f"k{i}")[0] for i in range(4)}
+    assert [told(key)[1] for key in offsets] == [0, 1, 2, 3]
+    Forgetting(lake.reader, lake.settings, "k2").erase(lake.owner())
+    numbers = {"k0": 0, "k1": 1, "k3": 3}
+    assert {key: told(key) for key in numbers} == {
+        key: (offsets[key], seq) for key, seq in numbers.items()
+    }
+    monkeypatch.setattr(Topics, "_is_away", True, raising=False)
+    monkeypatch.setattr(Topics, "__init__", lambda *_: None)
+    assert told("k0")[1] is None
+    assert "published at offset" in explained(lake, "k0")
+
+
+def explained(lake: CaseLake, key: str) -> str:
+    console = Console(record=True, width=300, file=StringIO())
+    console.print(explain_view(explain(lake.reader, lake.settings, key)))
+    return console.export_text()
 
 
 def text(lake: CaseLake) -> str:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from watersmeet.ask.answers import Row
 from watersmeet.ask.life import Life, Place, place_of
-from watersmeet.ask.messages import Topics
+from watersmeet.ask.messages import Numbers, Topics
 from watersmeet.ask.moment import moment
 from watersmeet.core import sequence as sequences
 from watersmeet.core.inputs import InputId, input_of_part
@@ -38,12 +38,12 @@ from watersmeet.core.times import epoch_ms, utc
 from watersmeet.core.types import DUE, NO_TENANT
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake import tables
-from watersmeet.lake.history import read_history
+from watersmeet.lake.history import longest_ms, read_history
 from watersmeet.lake.progress import BatchVersions, last_batch
 from watersmeet.lake.restored import check_not_deleted
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.state import state_at
-from watersmeet.lake.table_reader import TableReader, VersionGoneError
+from watersmeet.lake.table_reader import TableReader, VersionGoneError, Where, extremes
 from watersmeet.settings import MergeSettings, Settings
 
 _UNPUBLISHED: Final = {
@@ -268,13 +268,34 @@ class _Explained:
         found: dict[int, JsonObject | None] = dict.fromkeys(range(len(rows)))
         for place, out in self.life.sent(sequence, [rows[n] for n in numbers]).items():
             row, is_out = rows[numbers[place]], True
-            partition, offset = row["partition"], out["offset"]
-            if offset is not None:
-                offset, is_out = self.topics.offset_of(topic, partition, _headers(row), offset)
+            partition = row["partition"]
+            seq = None if self._may_lack_later(sequence, row) else out["seq"]
+            guess = Numbers(out["offset"], seq)
+            message, is_out = self.topics.numbers_of(topic, partition, _headers(row), guess)
             if is_out:
-                message = {"partition": partition, "offset": offset, "seq": out["seq"]}
-                found[numbers[place]] = message
+                found[numbers[place]] = {"partition": partition, **message._asdict()}
         return found
+
+    def _may_lack_later(self, sequence: sequences.Sequence, row: Row) -> bool:
+        """Return True where rows that were published after this one may be deleted by now: then
+        those that are left do not say which number its message has.
+        """
+        deleted_until = self._deleted_until.get(row["partition"])
+        if deleted_until is None:
+            return False
+        return sequence is CORRECTED or row[sequence.clock] <= deleted_until
+
+    @cached_property
+    def _deleted_until(self) -> dict[int, int]:
+        """By partition, the largest clock (ms) at which a merge record can have closed that `keep`
+        or `forget` has deleted. A partition without any is absent.
+        """
+        until = self.history.floors.last_of(tables.SILVER, tables.CORRECTIONS)
+        if self.reader.exists(tables.ERASED):
+            of_merged: Where = [[("source", "is null", None)]]
+            erased = extremes(self.reader, tables.ERASED, "event_time", of_merged)
+            until = {p: max(until.get(p, 0), erased.get(p, 0)) for p in {**until, **erased}}
+        return {p: time + longest_ms(self.epochs) + 1 for p, time in until.items()}
 
     # -- corrections
 

@@ -526,7 +526,11 @@ def _span(record: Row) -> str:
 
 
 def _published_as(out: Row | None) -> str:
-    return "" if out is None else f" · published as number {out['seq']} at offset {out['offset']}"
+    if out is None:
+        return ""
+    numbers = {"as number": out["seq"], "at offset": out["offset"]}
+    known = (f" {name} {number}" for name, number in numbers.items() if number is not None)
+    return f" · published{''.join(known)}"
 
 
 def try_view(answer: Row) -> Group:
