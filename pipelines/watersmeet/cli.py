@@ -26,7 +26,6 @@ from watersmeet.commands.arguments import DEFAULT_CONFIG, Config, Json, Key, Key
 from watersmeet.commands.asking import begun_reader_of, reader_of, unchecked
 from watersmeet.commands.broker import broker_app
 from watersmeet.commands.usage import CHANGE, LOOK, RUN, TRY
-from watersmeet.configuration.values import parse_duration
 from watersmeet.core.texts import without_controls
 from watersmeet.errors import (
     ConfigurationError,
@@ -408,7 +407,7 @@ def rebuild(
     with working("derives silver again") as reporter:
         settings = load_settings(config)
         window = arguments.parse_window(timeout, gap, longest)
-        lag_ms = None if lag is None else parse_duration(lag)
+        lag_ms = None if lag is None else arguments.parse_length("--tenant-max-lag", lag)
         result = derive_again(
             reader_of(settings),
             settings,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.audit.test_show import read
 from watersmeet.core.sequence import SEQ
-from watersmeet.dev.demo import _sequence
+from watersmeet.dev import broker
+from watersmeet.dev.demo import _sequence, run_demo
+from watersmeet.errors import ConfigurationError
 
 
 def message(seq: int) -> dict[str, Any]:
@@ -38,3 +42,57 @@ def test_messages_that_are_left_out_are_told(count: int, shown: list[str]) -> No
     assert [line for line in lines if "more" in line] == (
         [f"0 ... {count - 5:,} more"] if "..." in shown else []
     )
+
+
+class EndedError(Exception):
+    """Somebody has ended the demo."""
+
+
+def begin(directory: Path) -> None:
+    """A demo that ends while its broker starts."""
+    with pytest.raises(EndedError):
+        run_demo(directory, "embedded")
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(directory: Path) -> None:
+        directory.mkdir()
+        raise EndedError
+
+    monkeypatch.setattr(broker, "start", start)
+
+
+@pytest.mark.usefixtures("ending")
+def test_one_that_was_ended_early_can_be_called_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "demo"
+    begin(folder)
+    assert (folder / "broker").is_dir()
+    (folder / "broker" / "data").touch()
+    begin(folder)
+    assert [*(folder / "broker").iterdir()] == [], "it begins anew"
+
+    def interrupted(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_demo(folder, "embedded")
+    begin(folder)
+
+
+@pytest.mark.usefixtures("ending")
+def test_the_folder_of_a_demo_of_before_is_taken_and_no_other(tmp_path: Path) -> None:
+    before, other, file = (tmp_path / name for name in ("before", "other", "file"))
+    for folder, text in ((before, b"# The demo's configuration: ..."), (other, b"\xff")):
+        (folder / "broker").mkdir(parents=True)
+        (folder / "watersmeet.yml").write_bytes(text)
+    begin(before)
+    with pytest.raises(ConfigurationError, match="not the work of an earlier demo"):
+        run_demo(other, "embedded")
+    file.touch()
+    with pytest.raises(ConfigurationError, match="file: cannot be written to"):
+        run_demo(file, "embedded")

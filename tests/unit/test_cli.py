@@ -173,6 +173,12 @@ def test_a_wrong_configuration_is_one_sentence_that_says_where(tmp_path: Path) -
         (["forget", "--key-json", '"a'], '--key-json: `"a` is no JSON string'),
         (["explain", "--key-json", '"\\ud800"'], "--key-json: half a surrogate pair is no text"),
         (["rebuild", "--into", "r", "--timeout", "0s"], "--timeout: `0s` is too short"),
+        (["rebuild", "--into", "r", "--timeout", "-5m"], "--timeout: `-5m` is not a duration"),
+        (["rebuild", "--into", "r", "--gap", "x", "--max", "1m"], "--gap: `x` is not a duration"),
+        (["rebuild", "--into", "r", "--gap", "1m", "--max", ""], "--max: `` is not a duration"),
+        (["rebuild", "--into", "r", "--tenant-max-lag", "1"], "--tenant-max-lag: `1` is not a dur"),
+        (["explain", "a", "--as-of", "9" * 5000], "is not a time; use a version of silver"),
+        (["sql", "SELECT 1", "--at", "9" * 5000], "is not a time; use a version of silver"),
         (["reset", "--to", "1900-01-01"], "--to: `1900-01-01` is out of range"),
         (["reset", "--to", "9999-12-31T23:00-02"], "--to: `9999-12-31T23:00-02` is out of range"),
         (

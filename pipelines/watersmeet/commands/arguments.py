@@ -92,9 +92,13 @@ def parse_target(to: str) -> str | int:
     return parse_time_ms("--to", to, "earliest, latest or ")
 
 
+_MOST_DIGITS = 18
+"""Of a version; Delta numbers them by 64-bit integers."""
+
+
 def parse_as_of(option: str, text: str) -> int | datetime:
     """Return a version of silver, or a time."""
-    if text.isdecimal():
+    if text.isdecimal() and len(text) <= _MOST_DIGITS:
         return int(text)
     return datetime.fromtimestamp(
         parse_time_ms(option, text, "a version of silver or ") / 1000, timezone.utc
@@ -108,18 +112,26 @@ def parse_window(timeout: str | None, gap: str | None, longest: str | None) -> W
             "one of a pair is missing", where="--gap, --max", fix="give both, or --timeout alone"
         )
     if gap is not None and longest is not None:
-        window = Window(parse_duration(gap), parse_duration(longest))
+        window = Window(parse_length("--gap", gap), parse_length("--max", longest))
         if not 0 < window.gap_ms <= window.longest_ms:
             raise ConfigurationError(
                 f"--gap, --max: from `{gap}` to `{longest}` is no window",
                 fix="give a gap that is no longer than the max",
             )
         return window
-    timeout_ms = None if timeout is None else parse_duration(timeout)
+    timeout_ms = None if timeout is None else parse_length("--timeout", timeout)
     if timeout_ms == 0:
         fix = "give one that is longer than nothing, such as `30m`"
         raise ConfigurationError(f"`{timeout}` is too short", where="--timeout", fix=fix)
     return None if timeout_ms is None else Window(timeout_ms)
+
+
+def parse_length(option: str, text: str) -> int:
+    """Return a duration in ms."""
+    try:
+        return parse_duration(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(*error.problem._replace(where=option)) from None
 
 
 def parse_time_ms(option: str, text: str, others: str = "") -> int:

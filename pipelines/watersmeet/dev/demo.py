@@ -32,6 +32,8 @@ from watersmeet.running.owner import now_ms
 from watersmeet.settings import Settings, load_settings
 
 _MARK = "# The demo's configuration"
+_MARKER = ".demo"
+"""File that is in a demo's folder from its first moment to its last."""
 _FIRST_SHOWN = 4  # messages of a partition; its last one is shown, too
 _OF_BRONZE = (
     "SELECT count(*) AS n, sum(CASE WHEN heartbeat THEN 1 ELSE 0 END) AS heartbeats, "
@@ -73,15 +75,33 @@ def run_demo(directory: Path, engine: str) -> None:
 
 
 def _make_room(directory: Path) -> None:
-    configuration = directory / "watersmeet.yml"
-    if configuration.is_file() and configuration.read_text().startswith(_MARK):
-        broker.stop(directory / "broker")
-        shutil.rmtree(directory)
-    elif directory.exists() and any(directory.iterdir()):
+    marker, configuration = directory / _MARKER, directory / "watersmeet.yml"
+    try:
+        if marker.exists() or _is_of_demo(configuration):
+            marker.touch()  # it goes last: whoever ends this midway can call it again
+            broker.stop(directory / "broker")
+            for each in directory.iterdir():
+                if each.is_dir() and not each.is_symlink():
+                    shutil.rmtree(each)
+                elif each != marker:
+                    each.unlink()
+        elif directory.exists() and any(directory.iterdir()):
+            raise ConfigurationError(
+                f"{directory} is not empty and not the work of an earlier demo",
+                fix="name another folder with --dir",
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    except OSError as error:
         raise ConfigurationError(
-            f"{directory} is not empty and not the work of an earlier demo",
-            fix="name another folder with --dir",
-        )
+            f"cannot be written to ({error.strerror})",
+            where=directory,
+            fix="name a folder that can",
+        ) from None
+
+
+def _is_of_demo(configuration: Path) -> bool:
+    return configuration.is_file() and configuration.read_bytes().startswith(_MARK.encode())
 
 
 def _write_configuration(directory: Path, bootstrap_servers: str, engine: str) -> Path:
