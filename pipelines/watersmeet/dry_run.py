@@ -260,15 +260,20 @@ def _checked(
         raise _wrong(
             "`timestamp` is missing, which is the event time", "add it, in milliseconds since 1970"
         )
-    headers = record.get("headers") or {}
-    if not isinstance(headers, Mapping):
-        raise _wrong("`headers` are no object", 'write them as {"name": "text"}')
-    sent: list[tuple[str, str | bytes | None]] = [
-        (str(name), _bytes("headers", value)) for name, value in headers.items()
-    ]
+    headers = _headers(record.get("headers") or {})
     key = _bytes("key", record.get("key"))
     encode = encoders.get(source, partial(_bytes, "value"))
-    return SentRecord(topic, partition, time_ms, key, encode(record["value"]), sent)
+    return SentRecord(topic, partition, time_ms, key, encode(record["value"]), headers)
+
+
+def _headers(headers: object) -> list[tuple[str, str | bytes | None]]:
+    if not isinstance(headers, Mapping):
+        raise _wrong("`headers` are no object", 'write them as {"name": "text"}')
+    sent = list[tuple[str, str | bytes | None]]()
+    for name, value in headers.items():
+        _bytes("headers", str(name))  # raises where it is no text
+        sent.append((str(name), _bytes("headers", value)))
+    return sent
 
 
 def _avro(encode: Callable[[Any], bytes], value: object) -> bytes | None:

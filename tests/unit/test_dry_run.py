@@ -353,6 +353,10 @@ def test_of_no_records_there_is_nothing() -> None:
         ),
         ('{"source": "tracking", "value": {}, "headers": ["a"]}', "`headers` are no object"),
         ('{"source": "tracking", "value": {}, "key": "\\ud800"}', "`key` cannot be sent"),
+        (
+            '{"source": "tracking", "value": {}, "headers": {"\\ud800": "a"}}',
+            "`headers` cannot be sent",
+        ),
     ],
 )
 def test_a_line_that_is_wrong_is_one_sentence_with_its_number(
