@@ -45,6 +45,7 @@ SUITE: dict[str, Any] = {"name": "mine", "meta": {"table": "silver"}, "expectati
     [
         ("{", "is not JSON (Expecting property name"),
         ("[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
+        (json.dumps({**SUITE, "name": "\ud800"}), "is not JSON ('utf-8' codec can't encode"),
         ("[]", "is not a JSON object; write a suite"),
         (json.dumps({**SUITE, "name": " "}), "name: is missing or no text; give the suite a name"),
         (

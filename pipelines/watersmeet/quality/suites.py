@@ -126,6 +126,7 @@ def checked_views(settings: Settings) -> list[str]:
 def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
     try:
         document = json.loads(text)
+        json.dumps(document, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         fault = Problem(f"is not JSON ({error})", fix="write a suite of Great Expectations")
         raise _refusal(file, fault) from None
