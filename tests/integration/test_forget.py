@@ -245,6 +245,34 @@ def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(
     is_as_if_the_key_had_never_been(river, tmp_path)
 
 
+KILLED_AT_ITS_END = """
+import os
+from watersmeet.operations.forget import Forgetting
+erase = Forgetting.erase
+def erase_and_die(self, owner):
+    erase(self, owner)
+    os._exit(137)
+Forgetting.erase = erase_and_die
+from watersmeet.cli import main
+main()
+"""
+
+
+@pytest.mark.promise("N9")
+@pytest.mark.fault("kill")
+def test_one_that_was_killed_at_its_very_end_is_ended_by_another_call(river: River) -> None:
+    river.send("tracking", 0, b'{"k":"other"}')
+    river.flow()
+    program = (sys.executable, "-c", KILLED_AT_ITS_END)
+    killed = RunProcess(river.file, KEY, "--apply", program=program, command="forget")
+    assert killed.wait() == 137
+    redrive = ("redrive", "--reason", "no_event_time", "--apply")
+    said = watersmeet(river, *redrive, exit_code=1)
+    assert "call it again if it was cut short" in said
+    assert counts(forget(river, "--apply"), "before")["merged"] == 0, "nothing was left to erase"
+    assert "sent again" in watersmeet(river, *redrive)
+
+
 @pytest.mark.nightly
 def test_a_run_that_waits_for_it_is_ended_by_a_signal(river: River) -> None:
     holding = RunProcess(river.file, KEY, "--apply", point=IN_FORGET, command="forget")

@@ -9,8 +9,8 @@ of the key, in one commit, but for messages that were read back from the sink.
 
 The owner of all layers does this. It takes them from a run in progress, which waits and goes on
 afterwards. Rows are named by their places, because the Delta log must not contain the key. Each
-step finds by itself what is left to do, so after a crash the command is called again. A key that is
-in no table takes no layers.
+step finds by itself what is left to do, so after a crash the command is called again, which also
+gives the layers back. Else a key that is in no table takes no layers.
 
 A redrive that began before is fenced: it may have read what is erased now.
 """
@@ -44,7 +44,7 @@ from watersmeet.lake.commits import Commit, is_conflict
 from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import of_key, of_topic
 from watersmeet.lake.journal import BASE, ERASED
-from watersmeet.lake.lease import FORGET
+from watersmeet.lake.lease import FORGET, change_under_way
 from watersmeet.lake.pieces import NOT_FORGOTTEN, chunks_of, read_chunk
 from watersmeet.lake.published import last_tails_in, topic_of, with_message
 from watersmeet.lake.schemas import avro_schemas
@@ -89,7 +89,9 @@ def forgotten(
         )
     run = Run(settings, LAYERS, reporter, change=FORGET)
     forgetting = Forgetting(run.engine.reader, settings, key, tenant)
-    if not has_tombstone and not forgetting.is_there:
+    # One that was killed, perhaps at its end, still has the layers.
+    has_ended = change_under_way(forgetting.reader, FORGET) is None
+    if not has_tombstone and not forgetting.is_there and has_ended:
         return {**forgetting.preview(), "applied": True}
     with run.take_layers() as layer_set:
         for topic in settings.topics:
