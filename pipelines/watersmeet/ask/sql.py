@@ -7,12 +7,10 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 from rich.markup import escape
 from rich.table import Table
@@ -20,7 +18,7 @@ from rich.table import Table
 from watersmeet.ask.gate import pass_query, place_of
 from watersmeet.ask.moment import moment
 from watersmeet.core.texts import CONTROLS, printable
-from watersmeet.core.times import epoch_ms, utc
+from watersmeet.core.times import utc
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.table_reader import QueryError, TableReader
@@ -127,62 +125,51 @@ def as_table(answer: pa.RecordBatchReader) -> Table | str:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[Sequence[Any]]:
-    return zip(*map(_values, batch.columns), strict=True)
+    # Kafka's timestamps may be any, and `now()` has nanoseconds: Python has neither.
+    columns = (
+        column.cast(_plain(column.type, pa.timestamp("ms"), pa.duration("ms")), safe=False)
+        .cast(_plain(column.type, pa.int64(), pa.int64()))
+        .to_pylist()
+        for column in batch.columns
+    )
+    return zip(*columns, strict=True)
 
 
-class _FarTime(NamedTuple):
-    """A time (epoch ms), or a length of time, that Python's own types do not reach."""
-
-    ms: int
-
-
-def _values(column: pa.Array) -> list[Any]:
-    try:
-        values: list[Any] = column.to_pylist()
-    except (OverflowError, ValueError):  # of a time: it is too far away, or has nanoseconds
-        return [_value(scalar) for scalar in column]
-    return values
-
-
-def _value(scalar: pa.Scalar) -> Any:
-    kind = scalar.type
-    if not scalar.is_valid:
-        return None
+def _plain(kind: pa.DataType, time: pa.DataType, duration: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return time
+    if pa.types.is_duration(kind):
+        return duration
+    if pa.types.is_date(kind):
+        return pa.string()
+    if pa.types.is_time64(kind):
+        return pa.time64("us")
     if pa.types.is_map(kind):
-        return [tuple(entry.values()) for entry in _values(scalar.values)]
-    if isinstance(scalar, pa.ListScalar):
-        return _values(scalar.values)
+        return pa.map_(kind.key_type, _plain(kind.item_type, time, duration))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type, time, duration)))
     if pa.types.is_struct(kind):
-        return {name: _value(scalar[place]) for place, name in enumerate(kind.names)}
-    if getattr(kind, "unit", None) == "ns":
-        scalar = pa.scalar(scalar.value // 1000, _IN_MICROS[kind.id](kind))
-    try:
-        return scalar.as_py()
-    except (OverflowError, ValueError):
-        if pa.types.is_date(kind):
-            return str(np.datetime64(scalar.cast(pa.date32()).value, "D"))
-        return _FarTime(scalar.value * _PER_SECOND["ms"] // _PER_SECOND[scalar.type.unit])
-
-
-_PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
-_IN_MICROS: Final[Mapping[int, Callable[[Any], pa.DataType]]] = {
-    pa.timestamp("ns").id: lambda kind: pa.timestamp("us", kind.tz),
-    pa.duration("ns").id: lambda _: pa.duration("us"),
-    pa.time64("ns").id: lambda _: pa.time64("us"),
-}
+        return pa.struct([f.with_type(_plain(f.type, time, duration)) for f in kind])
+    return kind
 
 
 def _texts(batch: pa.RecordBatch, null: str) -> Iterator[list[str]]:
+    texts = [
+        utc if pa.types.is_timestamp(kind) else _length if pa.types.is_duration(kind) else _text
+        for kind in batch.schema.types
+    ]
     for row in _rows(batch):
-        yield [null if value is None else _text(value) for value in row]
+        yield [
+            null if value is None else text(value) for text, value in zip(texts, row, strict=True)
+        ]
+
+
+def _length(ms: int) -> str:
+    return f"{ms} ms"
 
 
 def _text(value: Any) -> str:
-    """Return a value as text: a time as people write it, what is nested as JSON."""
-    if isinstance(value, datetime):
-        return _in_utc(value).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
-    if isinstance(value, _FarTime):
-        return utc(value.ms)
+    """Return a value as text: what is nested as JSON."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, bytes):
@@ -193,15 +180,7 @@ def _text(value: Any) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value as JSON has it: times and durations in ms, bytes as text."""
-    if isinstance(value, datetime):
-        return epoch_ms(_in_utc(value))
-    if isinstance(value, _FarTime):
-        return value.ms
-    if isinstance(value, timedelta):
-        return value // timedelta(milliseconds=1)
-    if isinstance(value, (date, time, Decimal)):
-        return str(value)
+    """Return a value as JSON has it: bytes as text."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, dict):
@@ -211,7 +190,3 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:  # JSON has no such number
         return None
     return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
-
-
-def _in_utc(value: datetime) -> datetime:
-    return value.replace(tzinfo=value.tzinfo or timezone.utc).astimezone(timezone.utc)
