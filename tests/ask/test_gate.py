@@ -25,6 +25,9 @@ READS = {
         "bronze_orders",
         "late",
     ],
+    "WITH a AS (SELECT * FROM late), b AS (SELECT * FROM a) SELECT * FROM b, a": ["late"],
+    "WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n) SELECT * FROM n": [],
+    "WITH a AS (SELECT 1) SELECT * FROM (SELECT * FROM a WHERE 1 IN (SELECT * FROM a)) AS x": [],
     "SELECT 1 UNION ALL SELECT 2 ORDER BY 1": [],
     "VALUES (1), (2)": [],
     "SELECT ';', 'drop table silver'": [],
@@ -58,6 +61,9 @@ def test_a_query_passes_with_the_tables_that_it_reads(text: str, dialect: str) -
         "SELECT 1 AS a INTO x",
         *("SELECT * FROM nosuch", "SELECT * FROM other.silver", "SELECT * FROM a.b.silver"),
         "SELECT * FROM information_schema.tables",
+        "WITH a AS (SELECT * FROM b), b AS (SELECT 1) SELECT * FROM a",
+        "SELECT * FROM (WITH a AS (SELECT 1) SELECT * FROM a) AS x JOIN a ON true",
+        "WITH a AS (WITH b AS (SELECT 1) SELECT * FROM b) SELECT * FROM a, b",
         *("SELECT * FROM silver WHERE (1", "SELECT 'a", "SELEC 1", "/* open"),
     ],
 )
@@ -76,6 +82,7 @@ def test_anything_else_is_refused_in_one_sentence(text: str, dialect: str) -> No
         *("SELECT own_function(1)", "SELECT `own_function`(1)", "SELECT other.own_function(1)"),
         *("SELECT * FROM read_files('/etc')", "SELECT ai_query('a', 'b')", "SELECT secret('a')"),
         *("SELECT * FROM csv.`/etc/passwd`", "SELECT * FROM delta.`s3://bucket/table`"),
+        *("SELECT (TABLE other)", "WITH a AS (TABLE other) SELECT * FROM a"),
         *("SELECT TRANSFORM (partition) USING 'cat' FROM silver", "SELECT '${env:HOME}'"),
     ],
 )

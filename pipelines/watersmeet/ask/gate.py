@@ -55,10 +55,8 @@ def pass_query(
     statement = _statement(text, tokens, dialect)
     names = [*_tables(text, statement, tables)]
     _check_functions(text, tokens, statement, functions)
-    if dialect == "spark" and "${" in text:
-        raise _refused(
-            text, text.index("${"), "`${` names a variable of Spark's", "write its value"
-        )
+    if dialect == "spark":
+        _check_words(text, tokens)
     end = tokens[-1].start if tokens[-1].token_type == TokenType.SEMICOLON else len(text)
     return Query(text[:end], names)
 
@@ -112,7 +110,6 @@ def _syntax_error(text: str, error: ParseError) -> ConfigurationError:
 
 
 def _tables(text: str, statement: exp.Expr, tables: Collection[str]) -> Iterator[str]:
-    own = {cte.alias for cte in statement.find_all(exp.CTE)}
     seen = set[str]()
     for table in statement.find_all(exp.Table):
         name = table.name
@@ -123,17 +120,50 @@ def _tables(text: str, statement: exp.Expr, tables: Collection[str]) -> Iterator
                 f"`{table.sql()}` is outside the lake",
                 "name tables and views of this lake, each by its name alone",
             )
-        if not name or name in seen:  # a function that yields rows has no name
+        if not name:  # a function that yields rows
             continue
-        seen.add(name)
         if name in tables:
-            yield name
-        elif name not in own:
+            if name not in seen:
+                yield name
+            seen.add(name)
+        elif name not in _named_around(table):
             near = get_close_matches(name, tables, 1)
             advice = (
                 f"did you mean `{near[0]}`?" if near else f"there are {', '.join(sorted(tables))}"
             )
             raise _refused(text, _start(table), f"there is no table or view `{name}`", advice)
+
+
+def _check_words(text: str, tokens: Sequence[Token]) -> None:
+    # What sqlglot reads otherwise than Spark.
+    if "${" in text:
+        raise _refused(
+            text, text.index("${"), "`${` names a variable of Spark's", "write its value"
+        )
+    for before, token in pairwise(tokens):
+        if token.token_type == TokenType.TABLE and before.token_type != TokenType.DOT:
+            raise _refused(
+                text,
+                token.start,
+                "TABLE reads a table by another way than FROM",
+                "write SELECT * FROM; or, for a column of this name, `table` in backquotes",
+            )
+
+
+def _named_around(node: exp.Expr) -> set[str]:
+    """Return the names that WITH gives to queries where a node stands: elsewhere each of them may
+    be a table outside the lake.
+    """
+    names = set[str]()
+    while (parent := node.parent) is not None:
+        if isinstance(parent, exp.With):  # one that is named sees those before it
+            named = parent.expressions
+            own = [each is node for each in named].index(True)
+            names |= {each.alias for each in named[: own + bool(parent.recursive)]}
+        elif (around := parent.args.get("with_")) is not None and around is not node:
+            names |= {each.alias for each in around.expressions}
+        node = parent
+    return names
 
 
 def _check_functions(
