@@ -55,8 +55,8 @@ PLANTED = [
     Planted(
         "a damaged file is read",
         "pipelines/watersmeet/lake/by_delta_rs.py",
-        "        for name in {*_may_meet(files, where)",
-        "        for name in set() and {*_may_meet(files, where)",
+        "        for name in {*may_meet(files, where)",
+        "        for name in set() and {*may_meet(files, where)",
         "tests/lake/test_flipped.py::"
         "test_a_value_that_has_become_another_one_is_refused_and_no_other_file_is_missed",
     ),
