@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from tests.kafka.test_transactional_ids import left_open
 from tests.support.rivers import River
 from tests.support.topics import published
-from watersmeet import run
 from watersmeet.cli import app
 from watersmeet.errors import ConfigurationError, OpenTransactionError
 from watersmeet.kafka import cluster
 from watersmeet.kafka.permissions import transactional_id
 from watersmeet.lake.identity import identity
+from watersmeet.running import next_offsets
 from watersmeet.settings import Settings
 
 
@@ -49,7 +49,7 @@ def test_a_lake_that_does_not_know_its_name_keeps_that_of_its_next_start(
         return facts
 
     river = River.make(kafka, tmp_path, "name-before", partitions=1)
-    monkeypatch.setattr(run, "identity", before)
+    monkeypatch.setattr(next_offsets, "identity", before)
     river.finish()
     monkeypatch.undo()
     river.finish()

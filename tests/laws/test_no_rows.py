@@ -133,7 +133,7 @@ def test_every_function_of_rows_takes_no_rows(
     lost_lake(new_lake, kafka, f"no-rows-{kind}")
     assert {name: problems for name, problems in tried.items() if problems} == {}
     core = {"corrections.correct", "merge.merge", "message.message_values"}
-    core |= {"reading._ids", "repeated.joined", "sequence._texts"}
+    core |= {"repeated.joined", "sequence._texts"}
     running = {"correcting.validated_corrections"}
     if kind == QUICK:  # with Spark, its workers call them
         running |= {"published_parts._published"}
