@@ -59,14 +59,15 @@ def check_dead_letters(evidence: Evidence, number: int, topic: Topic, findings: 
     """
     settings = evidence.settings
     report = partial(findings.add, fix=topic.fix)
+    first, end = topic.bounds.get(number, (0, 0))
+    of_topic = topic.table, topic.name, first == 0
     checks = [
-        _InputCheck(evidence, TopicPartition(input_id, number), topic.table, topic.name, report)
+        _InputCheck(evidence, TopicPartition(input_id, number), *of_topic, report)
         for input_id in settings.inputs
     ]
     life = evidence.generation.life.encode()
     last: Mapping[str, Any] = {}
     where = ""
-    first, end = topic.bounds.get(number, (0, 0))
     for batch in read_range(settings.kafka, Range(topic.name, number, first, end), READ):
         for at, key, value, headers in row_values(batch, "offset", "key", "value", "headers"):
             own = [(header["key"], header["value"]) for header in headers or []]
@@ -79,7 +80,7 @@ def check_dead_letters(evidence: Evidence, number: int, topic: Topic, findings: 
                 what = f"not a dead letter of these sources: {names} do not say which record it was"
                 report(what, where)
         for check in checks:
-            check.check_letters(is_whole=first == 0)
+            check.check_letters()
     by_header = _read_sent_until(last, checks, where, report) if where else {}
     for check in checks:
         said = by_header.get(settings.input_names[check.tp.input], 0)
@@ -142,6 +143,7 @@ def _read_sent_until(
 class _InputCheck:
     """Check of the dead letters that were records of one topic-partition.
 
+    - `is_whole`: False where retention has deleted the topic's first letters.
     - `last`: the offset of the last one.
     """
 
@@ -149,6 +151,7 @@ class _InputCheck:
     tp: TopicPartition
     table: str
     name: str
+    is_whole: bool
     report: Callable[[str, str], None]
     last: int = -1
 
@@ -170,8 +173,9 @@ class _InputCheck:
         self._letters: dict[int, Row] = {}
         """By offset, the contents (`_CONTENT`) of letters that were not checked yet: each value is
         None where a letter need not have it."""
-        self._judged = 0
-        """How many of the records were found in the topic, or missing."""
+        self._judged = 0 if self.is_whole else None
+        """How many of the records were found in the topic, or missing; None as long as it is not
+        known which was the first one that is left."""
 
     def expects(self, offset: int) -> bool:
         """Return True if the next letter may be that of the record at this offset."""
@@ -184,31 +188,27 @@ class _InputCheck:
             what = f"it comes after the record at offset {self.last}: a repeat, or out of order"
             self.report(what, content[0])
             return
-        if self.last < 0:
-            self._first = offset
+        if self._judged is None:
+            self._judged = int(np.searchsorted(self._offsets, offset))
         self.last = offset
         self._letters[offset] = content
 
-    def check_letters(self, *, is_whole: bool) -> None:
-        """Compare the letters that were taken with the records.
-
-        `is_whole`: False where retention has deleted the first letters.
-        """
+    def check_letters(self) -> None:
+        """Compare the letters that were taken with the records."""
         evidence, letters = self.evidence, self._letters
         self._letters = {}
-        if not is_whole and self._judged == 0 and letters:
-            self._judged = int(np.searchsorted(self._offsets, min(letters)))
         offsets = np.array([*letters], np.int64)
         is_known = np.isin(offsets, self._offsets)
         is_asked = is_known & ((offsets + evidence.last_batch) % evidence.one_in == 0)
         is_asked[~is_known] = self._is_judged(offsets[~is_known])
         records = {row["offset"]: row for row in self._records(offsets[is_asked])}
         actual, expected = [], []
-        for offset in offsets[is_asked].tolist():
+        asked = zip(offsets[is_asked].tolist(), is_known[is_asked].tolist(), strict=True)
+        for offset, is_of_table in asked:
             letter, record = letters[offset], records.get(offset)
             if record is not None and _is_forgotten(record):
                 continue
-            if offset not in self._offsets:
+            if not is_of_table:
                 self.report(f"{self.table} has no such record", letter[0])
             elif record is not None:  # else check 1 says so
                 actual.append(letter)
@@ -220,6 +220,8 @@ class _InputCheck:
 
     def check_missing(self, sent: Sequence[int], until: int) -> None:
         """Check that no record before an offset is missing."""
+        if self._judged is None:
+            return
         end = int(np.searchsorted(self._offsets, until))
         missing = np.setdiff1d(self._offsets[self._judged : end], np.array(sent, np.int64))
         self._judged = max(self._judged, end)
