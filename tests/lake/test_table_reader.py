@@ -574,6 +574,10 @@ def test_of_a_partition_that_lies_far_behind_alone_all_files_are_opened(tmp_path
     files = pa.table(reader.opened("bronze_tracking").get_add_actions(flatten=True))
     near = may_meet(files, [[("offset", ">", {0: 5, 1: 85})]])
     assert Counter(near["min.partition"].to_pylist()) == {0: 9, 1: 1}
+    none_meet: list[Condition] = [("offset", ">", {}), ("partition", "in", [])]
+    for nothing in none_meet:
+        assert may_meet(files, [[nothing]]).num_rows == 0
+        assert may_meet(files, [[nothing], [("offset", "=", 20)]]).num_rows == 2
 
 
 def passes(term: Sequence[tuple[str, str, Any]], partition: int, offset: int) -> bool:

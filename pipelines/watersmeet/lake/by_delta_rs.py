@@ -413,21 +413,24 @@ def may_meet(files: pa.Table, where: Where) -> pa.Table:
 
 
 def _may_meet_one(files: pa.Schema, column: str, operator: str, value: Any) -> pc.Expression:
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and value:
         near = (
             _may_meet_any(files, "partition", "in", alike)
             & _may_meet_any(files, column, operator, [value[p] for p in alike])
             for alike in of_like_values(value)
         )
-        return reduce(or_, near, pc.scalar(False))
-    return _may_meet_any(files, column, operator, [*value] if operator == "in" else [value])
+        return reduce(or_, near)
+    several = operator == "in" or isinstance(value, Mapping)
+    return _may_meet_any(files, column, operator, [*value] if several else [value])
 
 
 def _may_meet_any(
     files: pa.Schema, column: str, operator: str, values: Sequence[Any]
 ) -> pc.Expression:
-    if operator not in _BOUNDED or not values:
+    if operator not in _BOUNDED:
         return pc.scalar(True)
+    if not values:
+        return pc.scalar(False)
     if (name := f"partition.{column}") in files.names:
         kind = files.field(name).type
         is_text = operator in ("=", "in") and pa.types.is_string(plain_type(kind))
