@@ -15,6 +15,7 @@ follows for the generation before it is completed by `end_earlier`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -378,7 +379,12 @@ class Jump:
         bronze = BronzeTable(self.owner, self.settings, input_id)
         erased = read_erased(self._reader, input_id, {p: since for p, (since, _) in ranges.items()})
         source = kafka_input(self.settings, input_id, erased=erased)
-        source = replace(source, existing=existing)
+        between = {
+            p: own[(own >= ranges[p][0]) & (own < ranges[p][1])]
+            for p, own in existing.items()
+            if p in ranges
+        }
+        source = replace(source, existing=between)
         while ranges:
             with self.owner.engine.taken(source, ranges, bronze.summary) as batch:
                 counts = BatchCounts(batch.groups)
@@ -441,14 +447,29 @@ def _write_published(
         owner.change(tables.SILVER, application, delete)
     fault_point("beginning.known")
     schema = engine.lake.schema(tables.SILVER)
-    # Rows of one time are one decision.
-    by_time = enumerate([[], *([each] for each in decided)], now_ms())
-    idle = pa.concat_tables([decision_rows(each, time, None, number) for time, each in by_time])
+    idle = _rows_of_decisions(decided, now_ms(), number)
     out = out_rows(rows, number, schema)
     known = pa.concat_tables([out, in_silver(idle, "idle", schema)])
     if known.num_rows:
         owner.append(tables.SILVER, known, application)
     return int(out["merge_key"].null_count)
+
+
+def _rows_of_decisions(decided: Iterable[Decided], now: int, number: int) -> pa.Table:
+    """Return decisions as rows.
+
+    Decisions after the same offset are a millisecond apart, since rows of one time are one
+    decision.
+    """
+    counts: Counter[tuple[TopicPartition, int]] = Counter()
+    by_time: dict[int, list[Decided]] = {now: []}
+    for tp, decision in decided:
+        place = tp, decision.after_offset
+        by_time.setdefault(now + counts[place], []).append((tp, decision))
+        counts[place] += 1
+    return pa.concat_tables(
+        [decision_rows(decisions, time, None, number) for time, decisions in by_time.items()]
+    )
 
 
 def _decide(owner: Owner, generation: Generation) -> None:
