@@ -34,6 +34,9 @@ def main() -> None:
     """Answer the questions on standard input until that ends."""
     for number in (signal.SIGINT, signal.SIGTERM):  # it ends with its owner
         signal.signal(number, signal.SIG_IGN)
+    # Whoever started us may have had it ignored, or held back.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     signal.alarm(_START_S)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
