@@ -191,6 +191,8 @@ class Forgetting:
     @cached_property
     def _saved(self) -> pa.Table:
         names = ["_base", "partition", "tenant", "event_time"]
+        if not self.reader.exists(tables.BASES):
+            return tables.layout(self.settings)[tables.BASES].rows([]).select(names)
         return self.reader.select(tables.BASES, names, [self._key_conditions])
 
     @cached_property
