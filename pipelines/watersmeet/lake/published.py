@@ -62,6 +62,21 @@ def is_about(sink: str) -> list[Condition]:
     return [(name, "=", text) for name, text in topic_columns(sink).items()]
 
 
+def is_about_last(reader: TableReader, topic: str) -> list[Condition]:
+    """Return the conditions for rows of `published` about the last topic of a name: one that was
+    made again lacks what the former one had.
+    """
+    last: Aggregates = {"at": ("max", "committed_at")}
+    where: Where = [[("topic", "=", topic)]]
+    topics = (
+        reader.summary(tables.PUBLISHED, list(_TOPIC), last, where).to_pylist()
+        if reader.exists(tables.PUBLISHED)
+        else []
+    )
+    newest = max(topics, key=itemgetter("at"), default=None)
+    return is_about(topic if newest is None else sink_of(newest))
+
+
 def tail_columns(sequence: sequences.Sequence) -> dict[str, str]:
     """Return, by column of a sequence's order, that of `published` with the last message's."""
     return {name: f"last_{_NAMES.get(name, name)}" for name in sequence.order}

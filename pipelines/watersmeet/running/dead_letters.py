@@ -61,7 +61,7 @@ from watersmeet.lake.pieces import (
     chunks_of,
     read_chunk,
 )
-from watersmeet.lake.published import is_about, letter_ends
+from watersmeet.lake.published import is_about, is_about_last, letter_ends
 from watersmeet.lake.table_reader import TableReader, Where, within
 from watersmeet.monitoring.events import RecordsProcessed
 from watersmeet.running.topic_writer import TopicWriter
@@ -88,7 +88,7 @@ def unsent(
     topic = settings.publish.dead_letter_topics.get(table)
     if topic is None:
         return None
-    sent = letter_ends(reader, [("topic", "=", topic)])
+    sent = letter_ends(reader, is_about_last(reader, topic))
     return [
         term
         for input_id in settings.inputs
