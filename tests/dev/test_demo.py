@@ -93,6 +93,9 @@ def test_the_folder_of_a_demo_of_before_is_taken_and_no_other(tmp_path: Path) ->
     begin(before)
     with pytest.raises(ConfigurationError, match="not the work of an earlier demo"):
         run_demo(other, "embedded")
+    (before / "watersmeet.yml").write_text("# my own")
+    with pytest.raises(ConfigurationError, match="not the work of an earlier demo"):
+        run_demo(before, "embedded")
     file.touch()
     with pytest.raises(ConfigurationError, match="file: cannot be written to"):
         run_demo(file, "embedded")

@@ -77,7 +77,7 @@ def run_demo(directory: Path, engine: str) -> None:
 def _make_room(directory: Path) -> None:
     marker, configuration = directory / _MARKER, directory / "watersmeet.yml"
     try:
-        if marker.exists() or _is_of_demo(configuration):
+        if _is_of_demo(configuration) or (marker.exists() and not configuration.exists()):
             marker.touch()  # it goes last: whoever ends this midway can call it again
             broker.stop(directory / "broker")
             for each in directory.iterdir():
