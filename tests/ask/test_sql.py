@@ -294,7 +294,10 @@ def test_every_time_is_shown_however_fine_and_however_far_away() -> None:
     ms = 253_402_300_800_000
     far = f"arrow_cast({ms * 1000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
     rows = selected(
-        f"{fine} AS fine, {far} AS far, arrow_cast({10**17}, 'Duration(Millisecond)') AS long, "
+        f"{fine} AS fine, {far} AS far, "
+        "arrow_cast(-1, 'Timestamp(Millisecond, None)') AS before, "
+        f"arrow_cast({-ms}, 'Timestamp(Millisecond, None)') AS long_before, "
+        f"arrow_cast({10**17}, 'Duration(Millisecond)') AS long, "
         "arrow_cast(1001000001, 'Duration(Nanosecond)') AS short, "
         "arrow_cast(99999999, 'Date32') AS day, arrow_cast(NULL, 'Timestamp(Nanosecond, None)') "
         f"AS nothing, named_struct('a', make_array({far}), 'b', {fine}) AS nested, now() AS now"
@@ -304,6 +307,8 @@ def test_every_time_is_shown_however_fine_and_however_far_away() -> None:
     assert row == {
         "fine": 1001,
         "far": ms,
+        "before": -1,
+        "long_before": -ms,
         "long": 10**17,
         "short": 1001,
         "day": "<value out of range: 99999999>",
@@ -316,6 +321,8 @@ def test_every_time_is_shown_however_fine_and_however_far_away() -> None:
     assert shown["fine"] == ["1970-01-01 00:00:01.001Z"]
     assert shown["far"] == [f"{ms} ms (out of range)"]
     assert shown["short"] == ["1001 ms"]
+    assert shown["before"] == ["1969-12-31 23:59:59.999Z"]
+    assert shown["long_before"] == [f"{-ms} ms (out of range)"]
 
 
 def test_two_columns_of_one_name_are_no_json() -> None:

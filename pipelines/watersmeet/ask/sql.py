@@ -8,7 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from rich.table import Table
 from watersmeet.ask.gate import pass_query, place_of
 from watersmeet.ask.moment import moment
 from watersmeet.core.texts import CONTROLS, printable
-from watersmeet.core.times import utc
+from watersmeet.core.times import EPOCH, utc
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake.snapshot import Snapshot
 from watersmeet.lake.table_reader import QueryError, TableReader
@@ -155,13 +155,21 @@ def _plain(kind: pa.DataType, time: pa.DataType, duration: pa.DataType) -> pa.Da
 
 def _texts(batch: pa.RecordBatch, null: str) -> Iterator[list[str]]:
     texts = [
-        utc if pa.types.is_timestamp(kind) else _length if pa.types.is_duration(kind) else _text
+        _time if pa.types.is_timestamp(kind) else _length if pa.types.is_duration(kind) else _text
         for kind in batch.schema.types
     ]
     for row in _rows(batch):
         yield [
             null if value is None else text(value) for text, value in zip(texts, row, strict=True)
         ]
+
+
+def _time(ms: int) -> str:
+    try:
+        before = (EPOCH + timedelta(milliseconds=min(ms, 0))).isoformat(" ", "milliseconds")
+    except OverflowError:
+        return utc(ms)
+    return utc(ms) if ms >= 0 else before.replace("+00:00", "Z")
 
 
 def _length(ms: int) -> str:
