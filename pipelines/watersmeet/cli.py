@@ -192,7 +192,7 @@ def try_rules(
     lake."""
     from watersmeet.dry_run import try_file
 
-    with working("merges the records of the file"):
+    with working("merges the records of the file"), _ended_by_signals():
         result = try_file(config, file, close=close)
     answer(result, as_json, show.try_view)
 

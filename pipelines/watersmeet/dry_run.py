@@ -313,10 +313,20 @@ def _bronze(settings: Settings, rows: Mapping[InputId, list[tuple[Any, ...]]]) -
 # -- what comes out
 
 
+def _temporary_folder() -> TemporaryDirectory[str]:
+    try:
+        return TemporaryDirectory(prefix="watersmeet-")
+    except OSError as error:
+        raise ConfigurationError(
+            f"there is no place for a temporary folder ({error.strerror})",
+            fix="set TMPDIR to a folder that can be written to",
+        ) from None
+
+
 @contextmanager
 def _silver(settings: Settings, bronze: pa.Table, partitions: Sequence[int]) -> Iterator[Silver]:
     # Of a lake that has begun, and has these records in bronze.
-    with TemporaryDirectory(prefix="watersmeet-") as folder:
+    with _temporary_folder() as folder:
         own = {"lake": folder, "engine": "embedded", "durable": False, "keep": KeepSettings()}
         settings = settings.model_copy(update=own)
         engine = open_engine(settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -369,6 +370,19 @@ def test_a_line_that_is_wrong_is_one_sentence_with_its_number(
     assert str(refused.value).startswith(f"{file}, line 2: ")
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_nothing_is_left_in_the_temporary_folder_which_there_must_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings = Settings.model_validate(SMALLEST)
+    record = {"source": "tracking", "key": "a", "value": {"ts": 0}, "timestamp": 0}
+    assert len(try_records(settings, [record])["records"]) == 1
+    assert [*tmp_path.iterdir()] == []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ConfigurationError, match=r"no place for a temporary folder .*TMPDIR"):
+        try_records(settings, [record])
 
 
 def test_a_record_that_cannot_be_sent_is_named_by_its_number() -> None:
