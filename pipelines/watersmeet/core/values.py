@@ -90,11 +90,13 @@ class _InexactError(Exception):
 
 
 def _structs(texts: list[bytes | None], kind: pa.DataType, fit: _Fit, all_fit: bool) -> pa.Array:
+    has_integers = "int64" in str(kind)
+
     def document(text: bytes | None) -> Any:
         if text is None:
             return None
         found = orjson.loads(text)
-        if all_fit and not _FRACTION_OR_EXPONENT.search(text):
+        if all_fit and not (has_integers and _FRACTION_OR_EXPONENT.search(text)):
             return found
         try:
             return fit(found)
