@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -161,3 +163,35 @@ def test_a_topic_that_kafka_does_not_make_as_it_should_be_is_told_with_the_way_o
         r"smaller",
     ):
         cluster.create_topic("too-large", 2, {"max.message.bytes": "3000000000"}, SMALLER_MESSAGES)
+
+
+GIVEN_UP = """
+import gc, time
+from watersmeet.kafka import cluster
+from watersmeet.settings import KafkaSettings
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+def ask():
+    asked = cluster.Cluster(KafkaSettings(bootstrap_servers="127.0.0.1:1"), 1)
+    asked.itself = asked  # as with the traceback of an error
+    cluster.wait, wait = interrupted, cluster.wait
+    try:
+        asked.existing(["topic"])
+    except KeyboardInterrupt:
+        cluster.wait = wait
+
+gc.disable()
+ask()
+gc.set_threshold(1, 1, 1)
+gc.enable()  # from now on the client's own thread is the only one that does anything
+time.sleep(2)
+print("goes on")
+"""
+
+
+def test_a_question_that_is_given_up_does_not_end_the_process() -> None:
+    """Librdkafka aborts it where a client is collected as garbage by its own thread."""
+    done = subprocess.run([sys.executable, "-c", GIVEN_UP], capture_output=True, text=True)
+    assert done.stdout == "goes on\n", done.stderr

@@ -63,6 +63,13 @@ _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _Answer = TypeVar("_Answer")
 
+_given_up: list[tuple[Future[Any], ListeningAdmin]] = []
+"""Requests that nobody waits for any more, with their clients.
+
+Librdkafka aborts the process where one of its threads destroys its own client, as Python's garbage
+collector may while such a thread says that a request has ended. So clients are kept until then.
+"""
+
 
 class ExistingTopic(NamedTuple):
     """A topic that exists; `topic_id`: another one after it was deleted and created again."""
@@ -296,6 +303,7 @@ class Cluster:
 
     @cached_property
     def _admin(self) -> ListeningAdmin:
+        _given_up[:] = [(future, client) for future, client in _given_up if not future.done()]
         return ListeningAdmin(self.kafka)
 
     def _answer(self, future: Future[_Answer], permission: str, topic: str) -> _Answer:
@@ -307,10 +315,14 @@ class Cluster:
         since = time.monotonic()
         errors = self._admin.errors
         resource = f"topic {topic}"
-        while not wait([future], _LOOK_S).done:
-            self._admin.poll(0)
-            # Librdkafka's own timeout comes first.
-            errors.check(since, self.timeout_s + 1, permission, resource)
+        try:
+            while not wait([future], _LOOK_S).done:
+                self._admin.poll(0)
+                # Librdkafka's own timeout comes first.
+                errors.check(since, self.timeout_s + 1, permission, resource)
+        except BaseException:
+            _given_up.append((future, self._admin))
+            raise
         try:
             return future.result()
         except KafkaException as error:
