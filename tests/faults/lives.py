@@ -84,7 +84,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.lease import Lease
-from watersmeet.lake.table_reader import row_count
+from watersmeet.lake.table_reader import Where, row_count
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
 
@@ -596,8 +596,13 @@ class Fate(Life):
         for table, where in of_tables:
             for row in reader.select(table, ["source", "partition", "offset"], where).to_pylist():
                 places[row["source"], row["partition"], row["offset"]] += 1
-        for table in (tables.SILVER, tables.LATE, *map(tables.bronze, SOURCES)):
-            keys = set(reader.select(table, ["merge_key"])["merge_key"].to_pylist())
+        # Rows `out` keep the key of a message that was read back, and `forget` says so.
+        merges: Where = [[("status", "in", [*tables.STATUSES])]]
+        for table, where in (
+            (tables.SILVER, merges),
+            *((tables.bronze(each), ()) for each in SOURCES),
+        ):
+            keys = set(reader.select(table, ["merge_key"], where)["merge_key"].to_pylist())
             assert not keys & self.forgotten, f"{table} has {keys & self.forgotten} again"
         columns, may_be_gone = (
             ["partition", "offset", "merge_key", "reason", "heartbeat", "value"],

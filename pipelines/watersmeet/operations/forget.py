@@ -150,8 +150,7 @@ class Forgetting:
             counts[tables.bronze(source)] = sum(len(self._in_bronze(i)) for i in inputs)
         of_last = of_key(self.key, self.tenant, ("last_key", "last_tenant"))
         counts[tables.PUBLISHED] = row_count(self.reader, tables.PUBLISHED, [of_last])
-        of_lost_lake = [("status", "=", "out"), *self._key_conditions]
-        counts[tables.PASSED] += row_count(self.reader, tables.SILVER, [of_lost_lake])
+        counts[tables.PASSED] += self._read_back
         table_rows = [
             {"table": table, "before": count, "after": count} for table, count in counts.items()
         ]
@@ -187,6 +186,13 @@ class Forgetting:
         columns = ["status", "event_time", *TENANT.names, "source", "topic", *_PLACE]
         gone: Condition = ("status", "in", [*tables.STATUSES])
         return self.reader.select(tables.SILVER, columns, [[gone, *self._key_conditions]])
+
+    @cached_property
+    def _read_back(self) -> int:
+        """How many messages of the key were read back from the sink; their rows stay."""
+        return row_count(
+            self.reader, tables.SILVER, [[("status", "=", "out"), *self._key_conditions]]
+        )
 
     @cached_property
     def _saved(self) -> pa.Table:
@@ -338,11 +344,12 @@ class Forgetting:
     def _published(self, sequence: sequences.Sequence, topic: str) -> int:
         tails = last_tails_in(self.reader, sequence, topic)
         last = {p: tail.place for p, tail in tails.items()}
+        read_back = self._read_back if sequence is MERGED else 0
         if not last:
-            return 0
+            return read_back
         where = [[*with_message(sequence), *self._key_conditions]]
         rows = self.reader.rows(sequence.table, ["partition", *sequence.order], where)
-        return int(sequence.is_up_to(rows, last).sum())
+        return read_back + int(sequence.is_up_to(rows, last).sum())
 
     def _topic_row(self, cluster: Cluster, topic: str, records: int) -> dict[str, Any]:
         """Return a row about records that are, or may be, in a topic.
