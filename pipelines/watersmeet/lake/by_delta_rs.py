@@ -247,11 +247,11 @@ class DeltaRsReader(TableReader):
             files = pa.table(delta_table.get_add_actions(flatten=True))
             names = files["path"].to_pylist()
             intact = set() if looked_at is None else looked_at.intact.intersection(names)
-            files = files.filter(pa.array([name not in intact for name in names], pa.bool_()))
-            looked_at = _LookedAt(delta_table.version(), intact, files)
+            others = files.filter(pa.array([name not in intact for name in names], pa.bool_()))
+            looked_at = _LookedAt(delta_table.version(), intact, others)
             self._looked_at[table] = looked_at
         files = looked_at.others
-        if not files.num_rows:
+        if looked_at.intact.issuperset(files["path"].to_pylist()):
             return
         if largest is not None:
             files = files.filter(pc.less_equal(files["size_bytes"], largest))

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache, wraps
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -179,8 +180,8 @@ class _Log:
     def _folders(self, paths: Iterable[Path], *, is_new: bool) -> Iterator[Path]:
         """Yield the folders that name these files, up to the table's, or to all that may be new."""
         yield self._table
-        for path in paths:
-            yield from (p for p in path.parents if self._table in p.parents)
+        for folder in {path.parent for path in paths if self._table in path.parents}:
+            yield from takewhile(self._table.__ne__, (folder, *folder.parents))
         if is_new:
             yield from self._table.parents
 
