@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,7 @@ from tests.support.rivers import (
     River,
     in_chunks,
     until,
+    warehouse,
 )
 from tests.support.tenant_rivers import TenantRiver
 from watersmeet.faults import POINTS
@@ -154,6 +156,14 @@ class Siege:
             incidents[target]()
         else:
             self._kill(target)
+        self._delete_what_is_no_table()
+
+    def _delete_what_is_no_table(self) -> None:
+        """As the error says that a start ends with where a creation was cut short."""
+        if self.lake == CATALOG:
+            for folder in Path(warehouse(self.river.folder)).glob("*"):
+                if not [*folder.glob("_delta_log/*.json")]:
+                    shutil.rmtree(folder)
 
     def _kill(self, target: str) -> None:
         count = self.rng.randint(1, 3) if target == "publisher.produce" else 1

@@ -4,6 +4,7 @@ process of its own."""
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -17,11 +18,13 @@ from pyspark.sql import SparkSession
 from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.commands import here
 from tests.support.configurations import settings_for
-from tests.support.rivers import CATALOG, Losses, River
+from tests.support.rivers import CATALOG, Losses, River, warehouse
 from tests.support.topics import consume
 from watersmeet.engine.catalog import check_catalog
-from watersmeet.errors import ConfigurationError
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.errors import ConfigurationError, TableError
 from watersmeet.lake.location import Lake
+from watersmeet.lake.log_files import entry_name
 from watersmeet.lake.table_reader import row_count
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
@@ -154,6 +157,22 @@ def test_refused_records_a_key_and_old_rows_end_in_a_catalog(river: River) -> No
             river.send(source, p, heartbeat(9000))
     finish_quickly(river)
     assert river.broken_promises() == []
+
+
+def test_what_a_creation_that_was_cut_short_has_left_is_named_and_a_run_goes_on_without_it(
+    river: River,
+) -> None:
+    assert river.spark is not None
+    left = Path(warehouse(river.folder)) / "bronze_tracking"
+    (left / "_delta_log").mkdir(parents=True)
+    (left / "_delta_log" / f".{entry_name(0)}.tmp").write_text("")
+    engine = SparkEngine(river.spark, Lake(river.settings))
+    table = engine.lake.layout["bronze_tracking"]
+    with pytest.raises(TableError, match=rf"^bronze_tracking: .*{left} has files, but no table"):
+        engine.create(table)
+    shutil.rmtree(left)
+    engine.create(table)
+    assert engine.reader.exists(table.name)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,11 @@ _DAMAGED: Final = re.compile(
 )
 """The path of a file that Hadoop, or delta-rs a deletion vector, finds damaged by its checksum."""
 
+_CUT_SHORT: Final = re.compile(
+    r"DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION\].*location \('([^']+)'\)", re.DOTALL
+)
+"""What Delta says where a catalog is to have a table in a folder with files, but without a log."""
+
 
 def names_tables(kind: type[T]) -> type[T]:
     """Let what the public methods of a class raise name the table that is their first argument, or
@@ -173,6 +178,12 @@ def _explained(reader: TableReader, table: str, error: Exception) -> WatersmeetE
         )
     if _BEHIND.search(text):
         return behind(table)
+    if folder := _CUT_SHORT.search(text):
+        return TableError(
+            f"{folder[1]} has files, but no table, as a creation that was cut short leaves it",
+            where=table,
+            fix="look at what is there, delete that folder, and start again",
+        )
     return TableError(f"{table}: {root_cause(error)}")
 
 
