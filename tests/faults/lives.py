@@ -593,8 +593,9 @@ class Fate(Life):
             (tables.DUPLICATES, repeated),
             (tables.QUARANTINE, ()),
         )
-        for table, where in of_tables:
-            for row in reader.select(table, ["source", "partition", "offset"], where).to_pylist():
+        for table, of_generation in of_tables:
+            places_of = ["source", "partition", "offset"]
+            for row in reader.select(table, places_of, of_generation).to_pylist():
                 places[row["source"], row["partition"], row["offset"]] += 1
         # Rows `out` keep the key of a message that was read back, and `forget` says so.
         merges: Where = [[("status", "in", [*tables.STATUSES])]]

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for
+from watersmeet.engine import Selection
 from watersmeet.engine.checks import (
     ask_executors,
     check_executors,
@@ -26,6 +27,7 @@ from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import normalise
 
 TASKS = "spark.sql.shuffle.partitions"
 
@@ -46,6 +48,9 @@ OTHERS = {
     # A function of the session goes before Spark's own of that name.
     "spark.sql.functionResolution.sessionOrder": "first",
     "spark.sql.path.enabled": "true",
+    # What is before 1582 would be other days.
+    "spark.sql.parquet.datetimeRebaseModeInRead": "LEGACY",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY",
 }
 """Settings of somebody's session."""
 
@@ -121,6 +126,25 @@ def test_the_active_session_stays_the_one_that_was_given(
         rows = pa.table({"tenant": ["a"]})
         assert engine.collect(engine.read(rows)).to_pylist() == [{"tenant": "a"}]
         assert SparkSession.getActiveSession() is given
+
+
+@pytest.mark.usefixtures("given")
+def test_times_of_any_century_are_the_same_for_all_readers_whatever_calendar_a_session_has(
+    tmp_path: Path,
+) -> None:
+    engine = engine_for(lambda: spark_session({}), settings_for(tmp_path, engine="spark"))
+    published = engine.lake.layout[tables.PUBLISHED]
+    engine.create(published)
+    columns = ["partition", "last_event_time"]
+    times = [-62_135_596_800_000, -12_219_292_800_001, 0, 253_402_300_799_999]
+    rows = [dict(zip(columns, row, strict=True)) for row in enumerate(times)]
+    engine.append(published.name, published.rows_of(rows))
+    by_spark = engine.collect(engine.read(Selection(published.name, columns)))
+    assert sorted(normalise(by_spark).to_pylist(), key=repr) == rows
+    # Spark writes the others of the file anew.
+    engine.delete(published.name, [[("partition", "=", 2)]], Commit("test", 1, 1))
+    left = engine.reader.select(published.name, columns).to_pylist()
+    assert sorted(left, key=repr) == [row for row in rows if row["partition"] != 2]
 
 
 def test_partitions_are_divided_by_the_cores_where_the_setting_is_no_number(

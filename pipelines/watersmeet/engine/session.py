@@ -60,6 +60,9 @@ LAYER_SETTINGS: Mapping[str, str] = {
     # come.
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
+    # delta-rs does not say in a file which calendar its times are of: there is one.
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     # Batches are small and their shape is known: planning again between stages costs more than it
     # saves.
     "spark.sql.adaptive.enabled": "false",
