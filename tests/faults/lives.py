@@ -72,14 +72,14 @@ from tests.support.correction_topic import (
     numbers_in,
     versions,
 )
+from tests.support.fault_points import IN_EVOLVE, IN_FORGET, IN_RESET
+from tests.support.fault_points import POINTS as OF_RUNS
 from tests.support.lives import KilledError, Life, messages_in
 from tests.support.timing import load
 from tests.support.topics import Access, CheckedProducer, client_options, create_topics
 from watersmeet.core.inputs import InputId
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.errors import WatersmeetError
-from watersmeet.faults import IN_EVOLVE, IN_FORGET, IN_RESET
-from watersmeet.faults import POINTS as OF_RUNS
 from watersmeet.lake import tables
 from watersmeet.lake.history import read_history
 from watersmeet.lake.inputs import of_topic

@@ -43,6 +43,7 @@ from tests.faults.lives import (
 from tests.faults.power import CALLS, lose_power
 from tests.support.cases import SOURCES, keyed
 from tests.support.configurations import IDS
+from tests.support.fault_points import POINTS
 from tests.support.lives import KilledError
 from tests.support.owners import assert_refused, wake
 from tests.support.repeating import repeating
@@ -59,7 +60,6 @@ from tests.support.rivers import (
     warehouse,
 )
 from tests.support.tenant_rivers import TenantRiver
-from watersmeet.faults import POINTS
 from watersmeet.lake import tables
 from watersmeet.lake.commits import last_decision
 from watersmeet.lake.tables import APPLICATION

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.configurations import IDS
+from tests.support.fault_points import IN_EVOLVE, IN_FORGET, IN_RESET, POINTS
 from tests.support.rivers import CATALOG, EMBEDDED, FOLDER, Losses, River
-from watersmeet.faults import IN_RESET, POINTS
 
 PACKAGE = Path(__file__).parents[2] / "pipelines" / "watersmeet"
 
@@ -45,7 +45,7 @@ def test_every_named_point_is_in_the_code_once() -> None:
         for file in PACKAGE.rglob("*.py")
         for name in re.findall(r'fault_point\("([a-z.]+)"\)', file.read_text())
     ]
-    assert sorted(reached) == sorted({*POINTS, *IN_RESET})
+    assert sorted(reached) == sorted({*POINTS, *IN_EVOLVE, *IN_RESET, IN_FORGET})
 
 
 @pytest.mark.promise("N1")

@@ -14,13 +14,13 @@ import pytest
 
 from tests.support.cases import heartbeat, keyed
 from tests.support.commands import in_process
+from tests.support.fault_points import IN_EVOLVE
 from tests.support.repartitioning import confluence
 from tests.support.rivers import River
 from tests.support.topics import consume, produce
 from watersmeet.audit.validate import check_keys
 from watersmeet.core.repartition import murmur2
 from watersmeet.errors import ConfigurationError, FencedError, LeaseTakenError
-from watersmeet.faults import IN_EVOLVE
 from watersmeet.lake import tables
 from watersmeet.lake.history import read_history
 from watersmeet.lake.lease import FORGET

@@ -18,12 +18,12 @@ import pytest
 from tests.support.cases import SOURCES, keyed
 from tests.support.commands import here
 from tests.support.effort import first_then_nightly
+from tests.support.fault_points import IN_EVOLVE
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
 from tests.support.topics import consume, published
 from watersmeet.core.sequence import CLOSED_AT
 from watersmeet.engine.choice import open_engine
 from watersmeet.errors import ConfigurationError
-from watersmeet.faults import IN_EVOLVE
 from watersmeet.lake import tables
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.operations import evolve as evolving

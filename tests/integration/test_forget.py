@@ -16,9 +16,9 @@ from deltalake import DeltaTable
 
 from tests.support.cases import BAD_VALUES, SOURCES, expected_messages, heartbeat, keyed
 from tests.support.commands import here
+from tests.support.fault_points import IN_FORGET
 from tests.support.rivers import River, RunProcess, until
 from tests.support.topics import consume, dead_letters, published
-from watersmeet.faults import IN_FORGET
 
 pytestmark = pytest.mark.long
 

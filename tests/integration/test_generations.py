@@ -11,11 +11,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.support.effort import first_then_nightly
+from tests.support.fault_points import IN_BEGINNING, IN_RESET
 from tests.support.lives import Life, killed_at
 from tests.support.topics import create_topics, delete_records, delete_topic
 from watersmeet.core.silver import IDLE, in_silver
 from watersmeet.core.times import time_text
-from watersmeet.faults import IN_BEGINNING, IN_RESET
 from watersmeet.lake import tables
 from watersmeet.lake.history import read_history
 from watersmeet.lake.journal import BEGIN

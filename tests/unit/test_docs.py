@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel
 
 from tests.support.configurations import SMALLEST
+from tests.support.fault_points import POINTS
 from tests.support.inputs import record_of
 from tests.support.matrix import Marks, Test, marked_tests, with_matrix
 from tests.support.walkthrough import LINK, linked
@@ -51,7 +52,6 @@ from watersmeet.core.times import duration, utc
 from watersmeet.core.types import TIME
 from watersmeet.dev.init import write_example
 from watersmeet.errors import ConfigurationError
-from watersmeet.faults import POINTS
 from watersmeet.kafka.options import check_options
 from watersmeet.kafka.permissions import permissions
 from watersmeet.lake import tables

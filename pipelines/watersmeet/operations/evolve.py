@@ -29,7 +29,7 @@ from watersmeet.core.schema_changes import refused_changes
 from watersmeet.core.times import utc
 from watersmeet.cycle import Cycle
 from watersmeet.errors import ConfigurationError, Problem
-from watersmeet.faults import IN_EVOLVE, fault_point
+from watersmeet.faults import fault_point
 from watersmeet.kafka.cluster import Cluster, topics_of, unpartitioned
 from watersmeet.kafka.publisher import REDRIVE, REPARTITION, fence_records
 from watersmeet.lake import tables
@@ -123,7 +123,7 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
         if not answer["changes"]:
             return answer
         _read_to_the_end(this_run, cycle, answer["read_first"])
-        fault_point(IN_EVOLVE[0])
+        fault_point("evolve.epoch")
         of_bronze = NextOffsets(reader, this_run.settings, this_run.partitions)
         next_offsets = {i: of_bronze.of(i) for i in settings.inputs}
         after = this_run.settings.under(
@@ -137,7 +137,7 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
             TopicPartition(i, p): at for i, its in next_offsets.items() for p, at in its.items()
         }
         cycle.owner.decide(RULES, epoch_body(after, number, from_batch, since))
-        fault_point(IN_EVOLVE[1])
+        fault_point("evolve.release")
     return {**answer, "from_batch": from_batch, "applied": True}
 
 

@@ -36,7 +36,7 @@ from watersmeet.core.reading import FORGOTTEN, KEYED_BY, ReadingRules, merge_key
 from watersmeet.core.sequence import CORRECTED, MERGED
 from watersmeet.core.types import TENANT, TIME
 from watersmeet.errors import ConfigurationError, KafkaAccessError
-from watersmeet.faults import IN_FORGET, fault_point
+from watersmeet.faults import fault_point
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import REDRIVE, fence_records
 from watersmeet.lake import tables
@@ -475,7 +475,7 @@ def _blank(
 
 def _commit(owner: Owner, table: str, write: Callable[[Commit], None]) -> None:
     """Make a commit; try again if another writer of the table came first."""
-    fault_point(IN_FORGET)
+    fault_point("forget.erase")
     owner.change(table, DELETING, write, attempts=ATTEMPTS)
 
 
