@@ -20,9 +20,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from tests.support.topics import CheckedProducer, committed
-from watersmeet.dev import broker, broker_launch
-from watersmeet.dev.broker import BrokerStatus
-from watersmeet.dev.broker_launch import INHERITED
+from watersmeet.dev import broker
+from watersmeet.dev.broker import INHERITED, BrokerStatus
 from watersmeet.errors import ArtifactsError, BrokerError, WatersmeetError
 from watersmeet.jvm.artifacts import REPOSITORY
 from watersmeet.kafka.groups import Group
@@ -366,7 +365,7 @@ def test_a_port_in_use_is_a_clear_error(directory: Path) -> None:
 def test_a_port_taken_while_the_broker_starts_is_a_clear_error(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_launch, "port_problem", lambda _: None)
+    monkeypatch.setattr(broker, "port_problem", lambda _: None)
     with listening() as taken, pytest.raises(BrokerError, match="Address already in use") as raised:
         broker.start(directory, taken)
     assert f"127.0.0.1:{taken}" in str(raised.value)
@@ -379,7 +378,7 @@ def test_a_port_taken_while_the_broker_starts_is_a_clear_error(
 def test_a_broker_that_is_not_up_in_time_is_not_left_behind(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_launch, "_answering_cluster", lambda *_: None)
+    monkeypatch.setattr(broker, "_answering_cluster", lambda *_: None)
     with pytest.raises(BrokerError, match="in time") as raised:
         broker.start(directory, timeout_s=2)
     assert_one_clear_sentence(raised.value)

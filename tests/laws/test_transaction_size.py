@@ -18,7 +18,7 @@ from tests.laws.conftest import QUICK, MakeLake, one_of
 from tests.support.cases import Case, expected_messages, heartbeat, keyed
 from tests.support.topics import consume, create_topics, published
 from watersmeet.dev import broker
-from watersmeet.dev.broker_launch import java_of_broker
+from watersmeet.dev.broker import java_of_broker
 from watersmeet.errors import TransactionTimeoutError, is_retriable
 from watersmeet.gold import Gold
 from watersmeet.kafka import publisher
