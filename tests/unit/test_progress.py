@@ -13,9 +13,8 @@ from rich.console import Console
 
 from tests.support.commands import in_process
 from watersmeet.errors import ConfigurationError
-from watersmeet.monitoring import observability, progress
+from watersmeet.monitoring import observability
 from watersmeet.monitoring.observability import JsonLines, Reporter
-from watersmeet.monitoring.progress import Progress
 
 
 class Clock:
@@ -48,7 +47,7 @@ def said(
 def test_a_backlog_is_said_every_ten_seconds_with_rate_and_time_left(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reporter = Reporter(progress=Progress(clock))
+    reporter = Reporter(now_s=clock)
     reporter.left("tracking", 3_000)
     reporter.left("orders", 2_000)
     assert said(caplog, reporter, clock, 9) == []
@@ -72,7 +71,7 @@ def test_a_backlog_is_said_every_ten_seconds_with_rate_and_time_left(
 def test_what_is_waited_for_is_said_after_ten_silent_seconds(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reporter = Reporter(progress=Progress(clock))
+    reporter = Reporter(now_s=clock)
     reporter.begin("waits for a session of Spark")
     assert said(caplog, reporter, clock, 25) == [
         "progress: waits for a session of Spark (10 s)",
@@ -87,7 +86,7 @@ def test_what_is_waited_for_is_said_after_ten_silent_seconds(
 
 
 def test_in_json_a_backlog_has_its_numbers(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    reporter = Reporter(progress=Progress(clock))
+    reporter = Reporter(now_s=clock)
     reporter.left("tracking", 4_000)
     said(caplog, reporter, clock, 1)
     clock.s += 9
@@ -150,7 +149,7 @@ def test_every_command_says_what_is_under_way(
             time.sleep(0.01)
         raise ConfigurationError("enough", fix="nothing")
 
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(observability, "EVERY_S", 0.0)
     monkeypatch.setattr(observability, "TICK_S", 0.01)
     monkeypatch.setattr(SLOW[command], work)
     with caplog.at_level(logging.INFO, "watersmeet"):

@@ -7,22 +7,26 @@ import logging
 import socketserver
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.status import Status
 
 from watersmeet.core.texts import without_controls
-from watersmeet.monitoring.progress import Progress
 
 log = logging.getLogger("watersmeet")
 
 TICK_S = 1.0
 """Interval at which progress is shown on a terminal."""
+
+EVERY_S: Final = 10.0
+"""Maximum time for which a command that works says nothing."""
 
 
 class JsonLines(logging.Formatter):
@@ -34,8 +38,8 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
-        time = datetime.fromtimestamp(record.created, timezone.utc)
-        line: dict[str, Any] = {"time": time.isoformat(timespec="milliseconds")}
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        line: dict[str, Any] = {"time": at.isoformat(timespec="milliseconds")}
         line |= {"level": record.levelname, "logger": record.name, "message": record.getMessage()}
         for name in ("layer", "facts"):
             if value := getattr(record, name, None):
@@ -83,20 +87,37 @@ def logs_are_json() -> bool:
     return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
 
 
-class Reporter:
-    """A reporter of the progress of each layer; safe to call from several threads."""
+@dataclass
+class _Backlog:
+    began_s: float
+    total: int
+    remaining: int
 
-    def __init__(self, status: Status | None = None, progress: Progress | None = None) -> None:
+
+class Reporter:
+    """A reporter of the progress of each layer; safe to call from several threads.
+
+    Progress is the backlog that is worked through, or what is waited for meanwhile.
+    """
+
+    def __init__(
+        self, status: Status | None = None, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._status = status
-        self._progress = progress or Progress()
+        self._now_s = now_s
         self.latest: dict[str, str] = {}
+        self._waits_for = ""
+        self._waits_since_s = 0.0
+        self._backlogs: dict[str, _Backlog] = {}
+        self._said_s: dict[str, float] = {}
+        """When news, and when a backlog, was said last (monotonic)."""
         self._lock = threading.Lock()
 
     def notify(self, layer: str, news: str, **facts: int | str | None) -> None:
         """Replace a layer's last news on the progress line, or else log it (JSON: with facts)."""
         with self._lock:
             self.latest[layer] = news
-            self._progress.spoke()
+            self._said_s["news"] = self._now_s()
             if self._status is None:
                 log.info("%s: %s", layer, news, extra={"layer": layer, "facts": facts})
             else:
@@ -105,21 +126,67 @@ class Reporter:
     def begin(self, what: str = "") -> None:
         """Set what is waited for from now on, in a few words; empty: nothing."""
         with self._lock:
-            self._progress.begin(what)
+            self._waits_for = what
+            self._waits_since_s = self._said_s["news"] = self._now_s()
 
     def left(self, part: str, remaining: int) -> None:
-        """Set how many records a part of the work has still to do."""
+        """Set how many records a part of the work has still to do; more than before have come."""
         with self._lock:
-            self._progress.left(part, remaining)
+            if not self._facts():
+                self._backlogs.clear()  # what is done is no part of the next backlog
+            known = self._backlogs.get(part)
+            if known is None:
+                self._backlogs[part] = _Backlog(self._now_s(), remaining, remaining)
+                return
+            known.total += max(0, remaining - known.remaining)
+            known.remaining = remaining
 
     def tick(self) -> None:
         """Show the progress where it is due: on the progress line at each call."""
         with self._lock:
             if self._status is not None:
                 self._update(self._status)
-            elif self._progress.is_due():
-                facts = {"layer": "progress", "facts": self._progress.facts()}
-                log.info("progress: %s", self._progress.line(), extra=facts)
+            elif self._is_due():
+                facts = {"layer": "progress", "facts": self._facts()}
+                log.info("progress: %s", self._line(), extra=facts)
+
+    def _facts(self) -> dict[str, int]:
+        # `done` records, `of` how many, and once some are done `rate` (1/s) and `left_s`; empty
+        # without a backlog.
+        backlogs = self._backlogs.values()
+        if not any(backlog.remaining for backlog in backlogs):
+            return {}
+        total = sum(backlog.total for backlog in backlogs)
+        remaining = sum(backlog.remaining for backlog in backlogs)
+        facts = {"done": total - remaining, "of": total}
+        elapsed_s = self._now_s() - min(backlog.began_s for backlog in backlogs)
+        if facts["done"] and elapsed_s > 0:
+            rate = facts["done"] / elapsed_s
+            facts |= {"rate": round(rate), "left_s": round(remaining / rate)}
+        return facts
+
+    def _line(self) -> str:
+        facts = self._facts()
+        words = [f"{facts['done']:,} of {facts['of']:,} records"] if facts else []
+        if "rate" in facts:
+            words += [f"{facts['rate']:,}/s", f"{_clock(facts['left_s'])} left"]
+        if self._waits_for and not facts:
+            since_s = int(self._now_s() - self._waits_since_s)
+            words.append(f"{self._waits_for} ({_clock(since_s)})")
+        return ", ".join(words)
+
+    def _is_due(self) -> bool:
+        # A backlog every `EVERY_S`, what is waited for after that silence.
+        has_backlog = bool(self._facts())
+        if not has_backlog and not self._waits_for:
+            self._said_s.pop("backlog", None)
+            return False
+        now_s = self._now_s()
+        kind = "backlog" if has_backlog else "news"
+        if now_s - self._said_s.setdefault(kind, now_s) < EVERY_S:
+            return False
+        self._said_s[kind] = self._said_s["news"] = now_s
+        return True
 
     def leave_latest(self) -> None:
         """Write each layer's last news to a terminal, where the progress line is gone."""
@@ -129,8 +196,14 @@ class Reporter:
 
     def _update(self, status: Status) -> None:
         news = [f"[bold]{name}[/] {text}" for name, text in self.latest.items()]
-        line = self._progress.line()
+        line = self._line()
         status.update(" · ".join([*([f"[bold]{line}[/]"] if line else []), *news]))
+
+
+def _clock(seconds: int) -> str:
+    if seconds >= 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60} m"
+    return f"{seconds // 60} m {seconds % 60} s" if seconds >= 60 else f"{seconds} s"
 
 
 @contextmanager
