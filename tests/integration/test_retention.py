@@ -12,7 +12,7 @@ from tests.support.cases import SOURCES, expected_messages
 from tests.support.commands import here
 from tests.support.rivers import River
 from tests.support.topics import produce, published
-from watersmeet.dev.clickstream import events
+from watersmeet.dev.demo import events
 from watersmeet.lake import tables
 from watersmeet.lake.maintenance import FEW_FILES, maintain
 from watersmeet.monitoring.observability import Reporter

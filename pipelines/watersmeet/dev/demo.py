@@ -1,11 +1,17 @@
-"""The demo: it runs the layers and shows what went in, what came out, and what to try next."""
+"""The demo: it runs the layers and shows what went in, what came out, and what to try next.
+
+Its input are shop sessions as two topics, in event-time order, with heartbeats.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from collections import Counter
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,8 +22,10 @@ from watersmeet.ask.status import status
 from watersmeet.audit.show import check_view, status_view
 from watersmeet.core.sequence import SEQ
 from watersmeet.core.times import epoch_ms, utc
-from watersmeet.dev import broker, clickstream
+from watersmeet.dev import broker
 from watersmeet.dev.init import write_example
+from watersmeet.dev.send import send_records
+from watersmeet.dry_run import SentRecord
 from watersmeet.engine import Engine
 from watersmeet.errors import BrokerError, ConfigurationError, MissingPackageError
 from watersmeet.kafka.cluster import Cluster
@@ -29,7 +37,19 @@ from watersmeet.quality.check import check
 from watersmeet.quality.suites import read_suites
 from watersmeet.run import LAYERS, Run
 from watersmeet.running.owner import now_ms
-from watersmeet.settings import Settings, load_settings
+from watersmeet.settings import KafkaSettings, Settings, load_settings
+
+SESSIONS = Path(__file__).with_name("otto") / "sessions.jsonl"
+PARTITIONS = 2
+HEARTBEAT_EVERY_MS = 3_600_000
+"""Interval of each topic's heartbeats: without them, rare orders would stop the clock."""
+
+TOPICS = ("tracking", "orders")
+_TYPES = {
+    "clicks": ("tracking", "click"),
+    "carts": ("tracking", "cart"),
+    "orders": ("orders", "order"),
+}
 
 _MARK = "# The demo's configuration"
 _MARKER = ".demo"
@@ -64,7 +84,7 @@ def run_demo(directory: Path, engine: str) -> None:
         configuration = _write_configuration(directory, servers, engine)
         settings = load_settings(configuration)
         with working("sends the records to the broker"):
-            produced = clickstream.produce(settings.kafka)
+            produced = _produce(settings.kafka)
         with reporting() as reporter:
             this_run = Run(settings, LAYERS, reporter)
             this_run.once()
@@ -111,6 +131,45 @@ def _write_configuration(directory: Path, bootstrap_servers: str, engine: str) -
     return configuration
 
 
+class Event(NamedTuple):
+    """A record to produce, with its event time."""
+
+    time: int
+    topic: str
+    partition: int
+    value: dict[str, int | str]
+
+
+def events() -> list[Event]:
+    """Return all records by event time; the last heartbeats leave the newest event open."""
+    records = []
+    for line in map(json.loads, SESSIONS.read_text().splitlines()):
+        for event in line["events"]:
+            topic, kind = _TYPES[event["type"]]
+            value = {"type": kind, "ssid": line["session"], "aid": event["aid"], "ts": event["ts"]}
+            records.append(Event(event["ts"], topic, line["session"] % PARTITIONS, value))
+    first = min(event.time for event in records)
+    last = max(event.time for event in records)
+    for time, topic, partition in product(
+        [*range(first, last, HEARTBEAT_EVERY_MS), last], TOPICS, range(PARTITIONS)
+    ):
+        records.append(Event(time, topic, partition, {"type": "heartbeat", "ts": time}))
+    return sorted(records, key=lambda event: event.time)
+
+
+def _produce(kafka: KafkaSettings) -> Counter[str]:
+    cluster = Cluster(kafka)
+    for topic in TOPICS:
+        # The data are years old and carry their own time: retention by age would delete them.
+        cluster.create_topic(topic, PARTITIONS, {"retention.ms": "-1"})
+    records = [
+        SentRecord(e.topic, e.partition, e.time, None, json.dumps(e.value).encode(), [])
+        for e in events()
+    ]
+    send_records(kafka, ((record.topic, record) for record in records))
+    return Counter(record.topic for record in records)
+
+
 def _show(settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
     reader = engine.reader
     topic = settings.publish.topic
@@ -137,7 +196,7 @@ def _show(settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
 
 def _messages(settings: Settings) -> list[dict[str, Any]]:
     topic = settings.publish.topic
-    bounds = Cluster(settings.kafka).settled_bounds(topic, clickstream.PARTITIONS)
+    bounds = Cluster(settings.kafka).settled_bounds(topic, PARTITIONS)
     messages = []
     for partition, offsets in sorted(bounds.items()):
         for batch in read_range(settings.kafka, Range(topic, partition, *offsets)):
@@ -181,7 +240,7 @@ def _visit(row: dict[str, Any]) -> tuple[RenderableType, ...]:
 
 def _sequence(messages: list[dict[str, Any]]) -> Table:
     table = Table("partition", "seq", "event time", "key", "value", box=None, header_style="dim")
-    for partition in range(clickstream.PARTITIONS):
+    for partition in range(PARTITIONS):
         in_partition = [message for message in messages if message["partition"] == partition]
         last = len(in_partition) - 1
         for number, message in enumerate(in_partition):
