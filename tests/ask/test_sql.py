@@ -23,8 +23,7 @@ from tests.support.model_lakes import ModelLake, rewrite
 from watersmeet import cli
 from watersmeet.ask import answers
 from watersmeet.ask.answers import literal
-from watersmeet.ask.explain import explain
-from watersmeet.ask.messages import Topics
+from watersmeet.ask.explain import Topics, explain
 from watersmeet.ask.sql import as_document, as_table, ask, write_csv
 from watersmeet.audit import problems
 from watersmeet.audit.evidence import read_evidence

@@ -17,8 +17,7 @@ from tests.support.crashes import CrashError
 from tests.support.lakes import CaseLake
 from tests.support.tenants import merge_of, tenant_cases
 from tests.support.topics import consume, create_topics, delete_topic
-from watersmeet.ask.explain import explain
-from watersmeet.ask.messages import Topics
+from watersmeet.ask.explain import Topics, explain
 from watersmeet.ask.status import status
 from watersmeet.audit.show import explain_view, status_view
 from watersmeet.kafka.publisher import Publisher
