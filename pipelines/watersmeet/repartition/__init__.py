@@ -4,7 +4,7 @@ They come from topics with any key and any number of partitions. They are writte
 to the partitions of `core.repartition`, each once, by one transactional producer. The topic itself
 says how much is written: in a transaction, the last message of each partition says up to which
 offset of every input (a partition of a topic that is read) the records were written. The message
-with the largest offsets is the latest. For each source (`stage`):
+with the largest offsets is the latest. For each source (`command`):
 
 1. its rules are compared with the lake's, if there is a lake. An earlier repartition
    is fenced and its open transaction aborted, so that from here on nobody else writes. While
