@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,7 +23,6 @@ import watersmeet
 from watersmeet.audit import show
 from watersmeet.commands import arguments, usage
 from watersmeet.commands.arguments import DEFAULT_CONFIG, Config, Json, Key, KeyJson, as_utf_8
-from watersmeet.commands.asking import begun_reader_of, reader_of, unchecked
 from watersmeet.commands.broker import broker_app
 from watersmeet.commands.usage import CHANGE, LOOK, RUN, TRY
 from watersmeet.core.texts import without_controls
@@ -45,7 +44,10 @@ from watersmeet.monitoring.observability import (
     working,
 )
 from watersmeet.output import answer, print_json, print_text, write_in_any_encoding
-from watersmeet.settings import load_settings
+from watersmeet.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from watersmeet.lake.table_reader import TableReader
 
 OF_OTHERS = 0o007
 """Permission bits that others never get, whatever the umask: lakes and pages hold records."""
@@ -149,8 +151,9 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 
 def _find_problems(config: Path) -> tuple[list[Problem], list[Problem], list[dict[str, Any]]]:
     from watersmeet.audit import validate as audit
+    from watersmeet.engine.choice import lake_reader
     from watersmeet.lake.location import Lake
-    from watersmeet.quality.command import check_suites
+    from watersmeet.quality.rows import check_suites
 
     try:
         settings = load_settings(config)
@@ -166,13 +169,13 @@ def _find_problems(config: Path) -> tuple[list[Problem], list[Problem], list[dic
     warnings: list[Problem] = []
     # Without its schemas, silver has no columns.
     if not schema_problems:
-        lake, reader = Lake(settings), unchecked(settings)
+        lake, reader = Lake(settings), lake_reader(settings)
         problems += check_suites(settings)
         in_lake, preview = audit.check_lake(lake, reader, settings, with_kafka=not problems)
         problems += in_lake
         warnings += audit.doubtful(settings, lake, reader, with_kafka=is_answering)
     if not problems:
-        problems, key_warnings = audit.check_keys(settings, unchecked(settings))
+        problems, key_warnings = audit.check_keys(settings, lake_reader(settings))
         warnings = key_warnings + warnings
     return problems, warnings, preview
 
@@ -352,6 +355,7 @@ def verify(
     from watersmeet.audit.rebuild import rebuilt_settings, verify_against
     from watersmeet.audit.verify import has_lake
     from watersmeet.audit.verify import verify as find_broken
+    from watersmeet.engine.choice import lake_reader
 
     with working("checks the promises"):
         settings = load_settings(config)
@@ -359,7 +363,7 @@ def verify(
         if against is None:
             result = find_broken(reader, settings, full=full, generation=generation)
         else:
-            rebuilt = unchecked(rebuilt_settings(settings, against))
+            rebuilt = lake_reader(rebuilt_settings(settings, against))
             result = verify_against(reader, rebuilt, settings, against, generation)
     verdict = "every promise is kept"
     if against is not None:
@@ -500,7 +504,7 @@ def check(
     """Check what is new in the lake against the suites of expectations; exit status 3 where one is
     not met; changes data: the table `quality`."""
     with working("checks the expectations"):
-        from watersmeet.quality.command import check_lake
+        from watersmeet.quality.page import check_lake
 
         done = check_lake(load_settings(config), since, html)
     answer(done.document(), as_json, show.check_view)
@@ -639,6 +643,49 @@ def demo(
     if reason is not None:
         logging.getLogger("watersmeet").info("engine: %s, since %s", chosen, reason)
     run_demo(directory, chosen)
+
+
+# -- what commands share
+
+
+def reader_of(settings: Settings, *, changes: bool = False) -> TableReader:
+    """Return the reader that answers questions about the lake.
+
+    `changes`: for a command that changes the lake. It moves aside what a power cut has left at the
+    end of the tables' logs; without it, such a lake is refused.
+
+    Raises WatersmeetError where its store cannot be read, and where an earlier version made it.
+    """
+    from watersmeet.engine.choice import lake_reader
+    from watersmeet.lake.identity import check_layout
+    from watersmeet.lake.location import Lake
+    from watersmeet.lake.store import check_readable
+    from watersmeet.lake.torn import check_whole, move_aside
+
+    lake = Lake(settings)
+    check_readable(lake)
+    if changes:
+        move_aside(lake)
+    else:
+        check_whole(lake)
+    reader = lake_reader(settings)
+    check_layout(reader, lake)
+    return reader
+
+
+def begun_reader_of(settings: Settings, *, changes: bool = False) -> TableReader:
+    """Return the reader of a lake that has begun, and has all of its tables.
+
+    Raises ConfigurationError for another.
+    """
+    from watersmeet.lake.identity import check_begun
+    from watersmeet.lake.location import Lake
+    from watersmeet.lake.restored import check_not_deleted
+
+    reader = reader_of(settings, changes=changes)
+    check_not_deleted(reader, settings)
+    check_begun(reader, Lake(settings))
+    return reader
 
 
 def _set_by_signals(*stopping: threading.Event) -> None:

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.lake.conftest import settings_for
-from watersmeet.commands.asking import reader_of
+from watersmeet.cli import reader_of
 from watersmeet.engine.choice import create_tables
 from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.errors import WatersmeetError

@@ -23,7 +23,7 @@ from watersmeet.lake.quality import last_results
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.quality import beside
 from watersmeet.quality.beside import Checker
-from watersmeet.quality.command import check_lake
+from watersmeet.quality.page import check_lake
 
 pytestmark = pytest.mark.long
 

@@ -14,7 +14,7 @@ from tests.support.configurations import settings_for
 from tests.support.quality import QualityLake, expected, suite_file
 from watersmeet.dev.init import write_example
 from watersmeet.errors import ConfigurationError, WatersmeetError
-from watersmeet.quality.command import check_suites
+from watersmeet.quality.rows import check_suites
 from watersmeet.quality.suites import PROMISES, read_suites
 from watersmeet.settings import load_settings
 

@@ -77,7 +77,7 @@ EXCEPTIONS = frozenset(
         ("audit.validate", "running.next_offsets"),  # and whether it would
         ("run", "quality.beside"),  # checks beside the stream
         ("quality.beside", "running.owner"),  # the wall clock
-        ("quality.command", "running.owner"),
+        ("quality.page", "running.owner"),
         ("quality.suites", "dev.init"),  # the folder of Watersmeet's own suites
     ]
 )

@@ -1,18 +1,33 @@
-"""A check as a page for those who own the data: what is expected, and which rows are against it."""
+"""The work of `watersmeet check`, and its page for those who own the data: what is expected, and
+which rows are against it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from watersmeet.ask.page import Cell, document, facts_list, table
+from watersmeet.ask.page import (
+    Cell,
+    check_writable,
+    document,
+    facts_list,
+    table,
+    write_page,
+)
 from watersmeet.core.times import utc
+from watersmeet.engine.choice import open_engine
 from watersmeet.lake import tables
+from watersmeet.lake.identity import check_layout
 from watersmeet.lake.location import Lake
-from watersmeet.quality.check import Check, SuiteResult
+from watersmeet.lake.quality import last_results
+from watersmeet.lake.torn import check_whole
+from watersmeet.quality.check import Check, SuiteResult, check
 from watersmeet.quality.evaluate import Outcome
-from watersmeet.quality.suites import PROMISES, SINK
+from watersmeet.quality.suites import PROMISES, SINK, read_suites
+from watersmeet.running.owner import now_ms
 from watersmeet.settings import Settings
 
 _STYLE = """.verdict { font-size: 1.15rem; padding: .8rem 1rem; border-radius: .5rem;
@@ -38,38 +53,55 @@ a { color: inherit }
 .small { color: #666; font-size: .85rem }"""
 
 
-def page(check: Check, settings: Settings, last: Sequence[Mapping[str, Any]]) -> str:
+def check_lake(settings: Settings, since: int | None, html: Path | None) -> Check:
+    """Check every suite on what is new, or since a version of silver, and write a page if asked.
+
+    Raises ConfigurationError for a wrong suite, version or file, else WatersmeetError.
+    """
+    suites = read_suites(settings)
+    if html is not None:
+        check_writable("--html", html)  # before the lake is read for it
+    engine = open_engine(settings)
+    check_whole(engine.lake)
+    check_layout(engine.reader, engine.lake)
+    done = check(engine, settings, suites, now_ms(), since=since)
+    if html is not None:
+        write_page("--html", html, page(done, settings, last_results(engine.reader)))
+    return done
+
+
+def page(done: Check, settings: Settings, last: Sequence[Mapping[str, Any]]) -> str:
     """Return the page, which has keys, coordinates and ids of rows, and no content of a record.
 
     `last`: what the last check of each suite has found (`lake.quality.last_results`).
     """
-    expectations = sum(len(result.outcomes) for result in check.results)
+    expectations = sum(len(result.outcomes) for result in done.results)
     facts = {
-        "checked at": utc(check.checked_at),
+        "checked at": utc(done.checked_at),
         "lake": Lake(settings).location,
         "looked at": "nothing",
         "expectations": f"{expectations:,}",
     }
-    if check.version is not None:
-        facts["looked at"] = f"everything new up to version {check.version} of silver"
-    names = list(dict.fromkeys(result.table for result in check.results))
-    body = [_verdict(check, expectations), facts_list(facts)]
+    if done.version is not None:
+        facts["looked at"] = f"everything new up to version {done.version} of silver"
+    names = list(dict.fromkeys(result.table for result in done.results))
+    body = [_verdict(done, expectations), facts_list(facts)]
     if names:
-        body += ["<h2>At a glance</h2>", _overview(names, check, settings)]
-    body += [part for name in names for part in _table_of(name, check, settings)]
-    if check.skipped:
+        body += ["<h2>At a glance</h2>", _overview(names, done, settings)]
+    body += [part for name in names for part in _table_of(name, done, settings)]
+    if done.skipped:
         body.append("<h2>Not looked at</h2>")
         body += [
             f"<p>{escape(_title(name, settings)[0])}: {escape(why)}.</p>"
-            for name, why in check.skipped.items()
+            for name, why in done.skipped.items()
         ]
     if last:
         body += ["<h2>The last result of each suite</h2>", _last(last)]
     return document(f"Data quality of {settings.name}", "\n".join(body), _STYLE, "")
 
 
-def _verdict(check: Check, expectations: int) -> str:
-    failed = sum(len(result.failed) for result in check.results)
+def _verdict(done: Check, expectations: int) -> str:
+    failed = sum(len(result.failed) for result in done.results)
     if failed:
         verb = "is" if failed == 1 else "are"
         kind = "fails"
@@ -83,10 +115,10 @@ def _verdict(check: Check, expectations: int) -> str:
     return f'<p class="verdict {kind}">{text}</p>'
 
 
-def _overview(names: Sequence[str], check: Check, settings: Settings) -> str:
+def _overview(names: Sequence[str], done: Check, settings: Settings) -> str:
     lines = []
     for name in names:
-        results = [result for result in check.results if result.table == name]
+        results = [result for result in done.results if result.table == name]
         failed = sum(len(result.failed) for result in results)
         expectations = sum(len(result.outcomes) for result in results)
         rows = max(result.rows for result in results)
@@ -123,10 +155,10 @@ def _title(name: str, settings: Settings) -> tuple[str, str]:
     return title, f"{about} The {'table' if name == tables.SILVER else 'view'} {name}."
 
 
-def _table_of(name: str, check: Check, settings: Settings) -> Iterator[str]:
+def _table_of(name: str, done: Check, settings: Settings) -> Iterator[str]:
     # First what is not met; Watersmeet's own suites come last, and are closed.
     title, about = _title(name, settings)
-    results = [result for result in check.results if result.table == name]
+    results = [result for result in done.results if result.table == name]
     rows = max(result.rows for result in results)
     looked_at = "looked at" if name == tables.PROGRESS else "new, and looked at"
     subject = "row was" if rows == 1 else "rows were"

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from watersmeet.ask.answers import literal, values
 from watersmeet.ask.answers import rows as answer_rows
+from watersmeet.audit.problems import as_problem
 from watersmeet.configuration.file import known_instead
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.column_reading import utf8
@@ -37,7 +38,7 @@ from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.reading import bronze_schema
 from watersmeet.core.sequence import FORGOTTEN, ID, MERGED, Tail, clock_of
 from watersmeet.core.types import TIME, schema_of
-from watersmeet.errors import Problem
+from watersmeet.errors import ConfigurationError, Problem
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
@@ -60,7 +61,7 @@ from watersmeet.lake.table_reader import (
     within,
 )
 from watersmeet.lake.views import views
-from watersmeet.quality.suites import SINK, Suite
+from watersmeet.quality.suites import SINK, Suite, read_suites
 from watersmeet.settings import Settings
 
 CHUNK_OFFSETS = 1_000_000
@@ -220,6 +221,14 @@ def missing_columns(settings: Settings, suites: Sequence[Suite]) -> list[Problem
                 if isinstance(name, str) and name not in existing
             ]
     return list(dict.fromkeys(problems))
+
+
+def check_suites(settings: Settings) -> list[Problem]:
+    """Return a problem where a suite lacks its form, or is about a column that there is not."""
+    try:
+        return missing_columns(settings, read_suites(settings))
+    except ConfigurationError as error:
+        return [as_problem(error, "quality.suites")]
 
 
 # -- records, and what became of them
