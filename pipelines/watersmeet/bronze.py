@@ -95,7 +95,6 @@ class Bronze:
         return bool(reached)
 
     def _recover(self) -> _Reading:
-        """Return how and where the table is to be continued."""
         self.table.schemas.recover()
         # Before anything is compared: what a later leader appends is not read.
         leader_epochs = self.next_offsets.leader_epochs(self.input)
@@ -109,7 +108,6 @@ class Bronze:
         return _Reading(source, offsets, self.settings.kafka.max_offsets_per_batch, beyond)
 
     def _take(self, reading: _Reading, ends: Mapping[int, int]) -> Mapping[int, int]:
-        """Make a batch, and return where reading has ended, by partition."""
         backlog = {p: max(ends[p] - offset, 0) for p, offset in reading.offsets.items()}
         self.reporter.left(self.settings.input_names[self.input], sum(backlog.values()))
         counts = {p: count for p, count in share(backlog, reading.span).items() if count}
@@ -150,7 +148,6 @@ class Bronze:
         self._unchecked = unchecked
 
     def _is_accepted_gap(self, failure: Exception) -> bool:
-        """Return True if Kafka has deleted records that were not read, and that is accepted."""
         is_data_loss = issubclass(class_of(failure), DataLossError)
         return self.settings.kafka.on_data_loss == "continue" and is_data_loss
 

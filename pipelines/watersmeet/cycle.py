@@ -69,10 +69,7 @@ class Cycle:
         }
 
     def _has_corrections(self) -> bool:
-        """Return True where corrections are published, or completed.
-
-        `evolve` leaves a topic alone that has none of the lake, and may have others' messages.
-        """
+        # `evolve` leaves a topic alone that has none of the lake, and may have others' messages.
         topic = self._settings.publish.corrections_topic
         if topic is None or self._run.change != EVOLVE:
             return topic is not None
@@ -152,7 +149,6 @@ class Cycle:
             return False
 
         def take() -> bool:
-            """Take a batch of every input, side by side; return False where there is none."""
             taking = [
                 self._readers.submit(retry, partial(self.bronze[i].take, ends[i.topic]))
                 for i in inputs
@@ -188,12 +184,9 @@ class Cycle:
             self._run.runner.retry(self._maintenance["silver"].after_commit)
 
     def _publish(self) -> None:
-        """Send the dead letters that there are, and publish everything that is finished.
-
-        The sink comes last: its messages say from where on a lost lake is made again, and what lies
-        before that is read no more. Where silver is another process's, it goes no further than that
-        one had come before dead letters and corrections were looked for.
-        """
+        # The sink comes last: its messages say from where on a lost lake is made again, and what
+        # lies before that is read no more. Where silver is another process's, it goes no further
+        # than that one had come before dead letters and corrections were looked for.
         if "silver" not in self._run.layers:
             sequence = self.gold.sequence
             sequence.until = self._run.runner.retry(sequence.reached)

@@ -143,7 +143,6 @@ class Gold(TopicWriter[dict[int, Tail], Pending, list[Publication]]):
         return there
 
     def _has(self, partition: int, noted: Tail, bounds: tuple[int, int] | None = None) -> bool:
-        """Return True where a partition has a message that was noted, within these offsets."""
         for message in read_backwards(self.settings.kafka, self.topic, partition, bounds):
             tail = self.sequence.tail(message)
             if tail.seq <= noted.seq:
@@ -217,7 +216,6 @@ class Gold(TopicWriter[dict[int, Tail], Pending, list[Publication]]):
         return len(targets)
 
     def _publish(self, backlog: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
-        """Publish what is pending (steps 1 to 5) and return it by partition."""
         headers = self.sequence.headers(backlog)
         self.owner.rely_on_what_was_read()
         fault_point("gold.publish")
@@ -253,7 +251,6 @@ class Gold(TopicWriter[dict[int, Tail], Pending, list[Publication]]):
     # -- the table `published`, and the sink
 
     def _note(self, publications: Collection[Publication]) -> None:
-        """Write rows to `published` (step 5)."""
         self._append(
             [
                 {

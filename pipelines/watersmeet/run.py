@@ -176,10 +176,7 @@ class Run:
                 evolve_schema(self.engine, [name])
 
     def _begins_anew(self, reader: TableReader, epochs: Epochs) -> bool:
-        """Return True if rules that differ from the lake's need no `evolve`.
-
-        So it is while nothing was read and no other process has a layer.
-        """
+        # Only while nothing was read and no other process has a layer.
         return set(LAYERS) <= set(self.layers) and may_begin_anew(reader, epochs, self.settings)
 
     def once(self) -> None:
@@ -215,17 +212,13 @@ class Run:
         *,
         ends: bool = False,
     ) -> None:
-        """Run work as `Runner.supervise` does, and look at the sources' topics meanwhile."""
-
         def away(error: KafkaTransientError, news: str) -> None:
-            """Report to people and observers that Kafka is waited for."""
             self.reporter.notify("kafka", news)
             self.notify(Failed(kind_of(error), is_retried=True))
 
         topics = TopicMonitor(self.settings, self.partitions, away, self.patience_s)
 
         def look() -> bool:
-            """Look at the topics; return True where work is due."""
             topics.poll()
             return is_due()
 
@@ -233,10 +226,6 @@ class Run:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Do the work beside the batches inside the `with` block.
-
-        That is: offsets for consumer groups, samples for observers, checks.
-        """
         threads = [RunningThread(type(work).__name__, work.follow) for work in self._background]
         try:
             yield
@@ -263,7 +252,6 @@ class Run:
         written = [pair for layer in self.layers for pair in written_by(layer, self.settings)]
 
         def lost() -> None:
-            """Tell the observers that another process has the layers now, and stop the run."""
             self.notify(OwnerChanged(self.layers, lease.token, is_owner=False))
             self.stopping.set()
 
@@ -330,10 +318,6 @@ class Run:
         self._widen_shared(*names)
 
     def _keep_epochs(self, owner: Owner) -> None:
-        """Record the first epoch, or the rules of a lake that begins anew.
-
-        Raises ConfigurationError if the rules have changed since the run was created.
-        """
         reader = self.engine.reader
         if not owner.history(self.settings).has_rules:
             keep_first_epoch(reader, self.engine.append, self.settings)
@@ -351,9 +335,6 @@ class Run:
 
 
 def _largest_token(reader: TableReader, written: Sequence[tuple[str, str]]) -> int:
-    """Return the largest fencing token in the journal and in the last commits to these tables; 0 if
-    there are none.
-    """
     histories = ReadOnce(reader)
     last_commits = (last_commit(histories, table, application) for table, application in written)
     tokens = [last[1].token for last in last_commits if last is not None]

@@ -151,11 +151,8 @@ class Silver:
         return self._planner
 
     def _merge(self, batch: Batch, planner: Planner, commit: Commit) -> None:
-        """Read, merge and commit a batch.
-
-        Changing rows that are large are merged a chunk at a time, if the engine can. A batch that
-        changes no open row is appended.
-        """
+        # Changing rows that are large are merged a chunk at a time, if the engine can. A batch that
+        # changes no open row is appended.
         inputs = self._rows.inputs(batch, planner)
         beside = [rows for _, rows in inputs]
         functions = MergeFunctions(batch, self._expressions, [kind for kind, _ in inputs])
@@ -182,7 +179,6 @@ class Silver:
         self._engine.merge(tables.SILVER, changed, commit, large=large, following=following)
 
     def _own_rows(self, batch: Batch) -> pa.Table:
-        """Return the rows that say how far a batch comes, and which idle decisions let it."""
         plan = batch.plan
         schema = batch.changed_schema()
         now = now_ms()
@@ -194,7 +190,6 @@ class Silver:
         return pa.concat_tables(rows)
 
     def _decide_idle(self, planner: Planner) -> BatchPlan | None:
-        """Return the batch that idle decisions about silent laggards let go on; None without."""
         if self.idle_detector is None:
             return None
         decided = _idle_decisions(planner, self.idle_detector, self.partitions)
@@ -233,10 +228,7 @@ class Silver:
 
 
 def _idle_decisions(planner: Planner, detector: IdleDetector, partitions: int) -> list[Decided]:
-    """Return a decision for each silent source that holds others up, as far as Kafka confirms it.
-
-    A source is silent if nothing has come for long enough, and nothing waits in bronze.
-    """
+    # A source is silent if nothing has come for long enough, and nothing waits in bronze.
     silent = detector.observe(planner.bronze_ends())
     heads = planner.heads()
     idle = dict[int, Idle]()
@@ -263,5 +255,4 @@ def _has_nothing_beyond(planner: Planner, detector: IdleDetector, p: int, decisi
 
 
 def _last_offset(planner: Planner, tp: TopicPartition) -> int:
-    """Return the last offset that the merge has consumed."""
     return planner.state.cursors[tp].next_offset - 1
