@@ -309,7 +309,6 @@ class _Explained:
 
     @cached_property
     def _versions(self) -> Mapping[_Record, list[JsonObject]]:
-        """The versions of each merge record, and of each record that a late one has opened."""
         sent = self._sent(
             CORRECTED, self.corrections, self.settings.publish.corrections_topic or ""
         )
@@ -448,9 +447,6 @@ class _Explained:
         ]
 
     def _waiting(self) -> list[JsonObject]:
-        """Return the records that wait for their tenant's clock, then those that silver has not
-        read.
-        """
         waiting = self.life.rows("waiting") if self.settings.merge.has_tenants else []
         for row in waiting:
             row["reason"] = (
@@ -468,7 +464,6 @@ class _Explained:
         return state_at(self.reader, self.history, self.generations.of(self.batch), self.batch)
 
     def _tenant_clock(self, partition: int, tenant: str) -> str:
-        """Return a tenant's clock as text, with the inputs that hold it there."""
         if partition not in self._state.clocks:
             return "undefined"
         tenants = pa.chunked_array([[tenant]], pa.string())

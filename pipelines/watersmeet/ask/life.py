@@ -142,7 +142,6 @@ class Life:
     def _positions_in_tenants(
         self, spans: Iterable[Row], of_all: Mapping[Place, int]
     ) -> dict[Place, int]:
-        """Return the positions in their tenants of the records that are read in these ranges."""
         first = self.history.first_base
         forgotten = -1 if first is None else first.batch
         own = dict[Place, int]()

@@ -177,7 +177,6 @@ def _length(ms: int) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text: what is nested as JSON."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, bytes):
@@ -188,7 +187,6 @@ def _text(value: Any) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value as JSON has it: bytes as text."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, dict):

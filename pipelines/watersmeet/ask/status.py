@@ -224,10 +224,7 @@ def _sources(
     missing: Mapping[TopicPartition, int],
     transactions: Transactions,
 ) -> tuple[int | None, dict[str, Row]]:
-    """Return the clock of a partition, and what the answer says of the inputs in it.
-
-    `missing`: the number of records that bronze lacks.
-    """
+    # `missing`: the number of records that bronze lacks.
     tps = {name: TopicPartition(i, partition) for i, name in settings.input_names.items()}
     heads = [places.get(tp, NOWHERE).head for tp in tps.values()]
     clock = None if None in heads else min(head for head in heads if head is not None)
@@ -362,10 +359,6 @@ def _add_tenants(
     counts: Mapping[int, Counter[str]],
     slowest_tenants: Mapping[int, SlowestTenant],
 ) -> None:
-    """Add to the partitions' rows how many records wait for their tenant's clock, how many tenants
-    have something open or waiting, which of them is behind the others, and for which one others
-    wait: whose record is the head of the source that is furthest ahead.
-    """
     ahead: dict[int, tuple[TopicPartition, int]] = {}
     names = settings.input_names
     heads = _heads(settings, answer)
@@ -384,9 +377,6 @@ def _add_tenants(
 
 
 def _schema_problems(reader: TableReader, settings: Settings) -> Iterator[Problem]:
-    """Yield a problem for each schema that records name and that the registry did not have when
-    last asked, and for each source that takes no further schemas.
-    """
     for name in settings.registries:
         where = f"sources.{name}.registry"
         kept = KeptSchemas(reader, name)
@@ -412,9 +402,6 @@ def _schema_problems(reader: TableReader, settings: Settings) -> Iterator[Proble
 
 
 def _kafka_ends(settings: Settings, patience_s: float) -> tuple[Bounds | None, Transactions]:
-    """Return the first and the exclusive end offset of every topic-partition, and the open
-    transactions; None and nothing where Kafka does not answer.
-    """
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     transactions: dict[TopicPartition, OpenTransaction] = {}
     try:
@@ -433,11 +420,6 @@ def _kafka_ends(settings: Settings, patience_s: float) -> tuple[Bounds | None, T
 def _missing(
     settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bounds | None
 ) -> int:
-    """Return how many records Kafka has after a topic-partition's end in bronze.
-
-    Offsets are counted instead where there are many, or where the records cannot be read. 0 where
-    Kafka does not answer.
-    """
     if bounds is None:
         return 0
     first, end = bounds[tp]
