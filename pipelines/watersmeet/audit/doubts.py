@@ -416,10 +416,7 @@ _TIMES = ["kafka_timestamp", "event_time", "reason"]
 
 
 def _lake_rules(reader: TableReader, settings: Settings, source: str) -> ReadingRules:
-    """Return the rules by which the lake reads the records of a source now.
-
-    The schemas of writers are those that the lake knows: no registry is asked.
-    """
+    # The schemas of writers are those that the lake knows: no registry is asked.
     current = read_history(reader, settings).epochs.current.settings
     rules = current.reading_rules(source)
     schemas = avro_schemas(reader, current)
@@ -568,7 +565,6 @@ def doubtful_topics(settings: Settings) -> Iterator[Problem]:
 
 
 def _dropped_problems(dropped: Mapping[str, DroppedFields]) -> Iterator[Problem]:
-    """Yield a problem for each source whose records have fields that its schema lacks."""
     for name, fields in dropped.items():
         if fields.having:
             what = (

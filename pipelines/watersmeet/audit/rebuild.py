@@ -110,9 +110,6 @@ def rebuild(
     version = _version_of(evidence)
 
     def rebuilt(epoch_settings: Settings) -> Settings:
-        """Return an epoch's settings as the rebuild has them: with its directory, and what was
-        asked for.
-        """
         merge = epoch_settings.merge if window is None else epoch_settings.merge.with_window(window)
         merge = merge if lag_ms is None else merge.model_copy(update={"tenant_max_lag_ms": lag_ms})
         changed = {"merge": merge, "keep": KeepSettings()}
@@ -417,10 +414,6 @@ def verify_against(
 
 
 def _facts_of_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
-    """Return the facts in which a complete rebuild records itself.
-
-    Raises ConfigurationError where there is none.
-    """
     facts = kept_facts(there)
     if VERSION_FIELD not in facts:
         raise ConfigurationError(

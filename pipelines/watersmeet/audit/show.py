@@ -539,7 +539,6 @@ def try_view(answer: Row) -> Group:
     """
 
     def tenant_of(row: Row) -> str:
-        """Return whose a row is, where there are tenants."""
         return f" · tenant {row['tenant']!r}" if "tenant" in row else ""
 
     counts = [f"{source} [bold]{file['records']:,}[/]" for source, file in answer["read"].items()]

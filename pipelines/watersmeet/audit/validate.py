@@ -150,11 +150,7 @@ def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], 
 def _unfit_settings(
     where: str, topic: str, required: Mapping[str, str], actual: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Yield a problem for each setting in which an existing topic differs from what gold would have
-    made.
-
-    Only differences that lose or refuse messages count.
-    """
+    # Only differences that lose or refuse messages count.
     at_least = {
         "message.timestamp.after.max.ms",
         "message.timestamp.before.max.ms",

@@ -292,7 +292,6 @@ def has_lake(reader: TableReader, settings: Settings) -> bool:
 
 
 def _orphaned(topics: _Topics) -> Findings:
-    """Find topics with messages of a lake that is not there."""
     findings = Findings("tables")
     for each in topics.written:
         if each.table in KINDS and any(first < end for first, end in each.bounds.values()):

@@ -140,7 +140,6 @@ class PartitionCheck:
     # -- rows against the model
 
     def _compare(self, rows: pa.Table, expected: Iterable[Row]) -> None:
-        """Compare rows of sampled keys with the model's. What is unequal is kept."""
         evidence = self.evidence
         is_sampled = pa.array(map(evidence.is_sampled, rows["merge_key"].to_pylist()), pa.bool_())
         for_model = _for_model(rows.filter(is_sampled), self._places)
@@ -306,7 +305,6 @@ def _closed_rows(
 
 
 def _give_values(evidence: Evidence, partition: int, rows: Iterable[dict[str, Any]]) -> None:
-    """Give rows of records that wait the values that bronze has."""
     waiting = [row for row in rows if row["status"] == "waiting"]
     for input_id in evidence.settings.inputs:
         own = {row["offset"]: row for row in waiting if (row["source"], row["topic"]) == input_id}

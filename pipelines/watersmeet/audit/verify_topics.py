@@ -245,7 +245,6 @@ class TopicCheck:
         return lost is not None and message.place <= lost.place and message.seq <= lost.seq
 
     def _check_unknown(self, at: Place, messages: Sequence[tuple[Message, str]]) -> None:
-        """Report messages that no row has, unless it was deleted or forgotten."""
         # Rows are deleted by their last event time, which is no earlier.
         floor = self.evidence.history.floors.times.get((self._table, self.number), 0)
         for message, where in messages:
