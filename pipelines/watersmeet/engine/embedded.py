@@ -280,7 +280,6 @@ class EmbeddedEngine(Polling):
         if large is not None and self._can_rewrite(table):
 
             def merged(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
-                """Yield each chunk without the rows that are replaced, then the new ones."""
                 yield from map(partial(kept, changed=rows), chunks)
                 for chunk in chain(_in_row_groups(rows), rest):
                     yield new_rows(chunk)
@@ -296,7 +295,6 @@ class EmbeddedEngine(Polling):
         condition = replaced_row(only_open=only_open)
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
-            """Merge the changed rows into the table, in one commit with these properties."""
             merge = delta_table.merge(
                 rows,
                 condition,
@@ -370,7 +368,6 @@ class EmbeddedEngine(Polling):
         chunk_rows = max(1, min(_ROWS_AT_ONCE, count // self._chunks(rows)))
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
-            """Write new files, and commit them in place of those that are there."""
             chunks = streamed(delta_table, schema, rows.every, chunk_rows)
             added = self.write_files(table, merged(chunks))
             delta_table.create_write_transaction(

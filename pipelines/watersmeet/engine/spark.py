@@ -459,7 +459,6 @@ def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
     numbers: dict[tuple[str, str], str] = {}
 
     def numbered(rows: DataFrame) -> dict[str, str]:
-        """Return the number of each column; a new pair of name and type gets the next one."""
         columns = [(field.name, field.dataType.simpleString()) for field in rows.schema]
         return {column[0]: numbers.setdefault(column, f"c{len(numbers)}") for column in columns}
 
