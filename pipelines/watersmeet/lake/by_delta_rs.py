@@ -472,7 +472,6 @@ def _answered(query: QueryBuilder, sql: str) -> pa.RecordBatchReader:
 
 
 def _query_error(text: str) -> QueryError:
-    """Return what DataFusion says of a query, without its words about itself."""
     place = _QUERY_PLACE.search(text)
     said = _QUERY_PLACE.sub("", text.rpartition("caused by\n")[2])
     while prefix := _QUERY_PREFIX.match(said):

@@ -167,7 +167,6 @@ class SparkReader(TableReader):
             return self._spark.sql(f"DESCRIBE {what} {sql_name(self.lake, table)}{limit}")
 
     def _rows(self, question: Question) -> DataFrame:
-        """Return all columns of the rows that meet the conditions of a question."""
         table, version = question.table, question.version
         if version is not None and version < 0:
             raise VersionGoneError(table, version)
@@ -179,7 +178,6 @@ class SparkReader(TableReader):
 
     @contextmanager
     def _translated_errors(self, table: str, version: int | None) -> Iterator[None]:
-        """Turn Spark's error for a missing table or version into one of ours."""
         try:
             yield
         except AnalysisException as error:

@@ -72,10 +72,7 @@ class DataFile:
 
 
 def _statistics(written: pq.FileMetaData, counted: Sequence[str]) -> dict[str, Any]:
-    """Return the statistics of these columns of a file, as Delta's log has them.
-
-    A bound that is a time outside the calendar is left out: the log has times as text.
-    """
+    # A bound that is a time outside the calendar is left out: the log has times as text.
     least = dict[str, Any]()
     most = dict[str, Any]()
     nulls = dict[str, int]()

@@ -232,7 +232,6 @@ def durably(method: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(method)
     def committed(self: Any, table: Any, *args: Any, **kwargs: Any) -> T:
-        """Call the method."""
         with self.lake.durable.committing(getattr(table, "name", table)):
             return method(self, table, *args, **kwargs)
 

@@ -86,7 +86,6 @@ def newest(reader: TableReader, input_id: InputId, ends: Ends, columns: Sequence
         return bronze_schema().empty_table().select(columns)
 
     def last(depth: int) -> Where:
-        """Return the condition for records with a key among the last offsets of each partition."""
         ranges = within({p: (max(0, own[p] - depth), own[p]) for p in sampled})
         return [[*term, ("merge_key", "is not null", None)] for term in of_topic(input_id, ranges)]
 

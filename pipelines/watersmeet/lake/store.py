@@ -86,11 +86,8 @@ def check_writable(lake: Lake) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise ConfigurationError where a folder cannot be written to, or has no hard links.
-
-    The folder need not exist. delta-rs makes the file of a commit as a hard link, so that it
-    replaces no other. Folders mounted from a store often lack hard links.
-    """
+    # The folder need not exist. delta-rs makes the file of a commit as a hard link, so that it
+    # replaces no other. Folders mounted from a store often lack hard links.
     try:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         with TemporaryDirectory(prefix="watersmeet-", dir=existing) as name:

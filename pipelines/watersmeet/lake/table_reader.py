@@ -372,7 +372,6 @@ def between(column: str, bounds: Bounds) -> Where:
         return [[("partition", "in", [])]]
 
     def open_ends(partition: int) -> tuple[bool, ...]:
-        """Return True for each end of a partition's range that has no bound."""
         return tuple(end is None for end in bounds[partition])
 
     terms = []
@@ -395,7 +394,6 @@ def of_like_bounds(bounds: Bounds) -> list[list[int]]:
     """
 
     def ends(partition: int) -> tuple[int, int]:
-        """Return a partition's bounds as numbers."""
         first, until = bounds[partition]
         return _FIRST if first is None else first, _END if until is None else until
 
