@@ -142,7 +142,6 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
 
 
 def _applicable(reader: TableReader, settings: Settings) -> dict[str, Any]:
-    """Return what `preview` does. Raises ConfigurationError if the change cannot be made."""
     answer = preview(reader, settings)
     if answer["problems"]:
         raise ConfigurationError(**answer["problems"][0])
@@ -150,10 +149,7 @@ def _applicable(reader: TableReader, settings: Settings) -> dict[str, Any]:
 
 
 def _read_to_the_end(this_run: Run, cycle: Cycle, sources: Sequence[str]) -> None:
-    """Let bronze read all that the topics of repartitioned sources hold.
-
-    Producers of `repartition` and `redrive` are fenced first.
-    """
+    # Producers of `repartition` and `redrive` are fenced first.
     settings = this_run.settings
     inputs = [input_id for input_id in settings.inputs if input_id.source in sources]
     for input_id in inputs:
@@ -168,10 +164,7 @@ def _first_values(
     settings: Settings,
     answer: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return, as rules, the offsets from which changed schemas of bare Avro hold.
-
-    Such values do not name their schema: it holds from bronze's next offsets on.
-    """
+    # Such values do not name their schema: it holds from bronze's next offsets on.
     changed = {change["field"] for change in answer["changes"]}
     rules: dict[str, Any] = {}
     for name, source in settings.sources.items():
@@ -190,11 +183,8 @@ def _too_early(
     epochs: Epochs,
     after: Settings,
 ) -> Iterator[Problem]:
-    """Yield a problem for each partition that may still need the old rules of reading and grouping.
-
-    These rules say which records are in the messages that were read back from the sink of a lost
-    lake. They stay until all of these messages are past.
-    """
+    # The old rules of reading and grouping say which records are in the messages that were read
+    # back from the sink of a lost lake. They stay until all of these messages are past.
     before = epochs.current.settings
     after = epochs.current.settings.under(after.rules())
     field = next((field for field in changed if not field.startswith("publish.")), None)
@@ -218,7 +208,6 @@ def _too_early(
 def _unfit_corrections(
     reader: TableReader, epochs: Epochs, settings: Settings
 ) -> Iterator[Problem]:
-    """Yield a problem where corrections would not go on in their topic, or cannot begin in it."""
     before = epochs.current.settings.publish.corrections_topic
     topic, field = settings.publish.corrections_topic, "publish.corrections.topic"
     if topic in (None, before):
@@ -238,10 +227,7 @@ def _unfit_corrections(
 def _deleted_already(
     reader: TableReader, epochs: Epochs, settings: Settings, last: BatchPlan | None
 ) -> Iterator[Problem]:
-    """Yield a problem for each partition of which `keep` has deleted what corrections would need.
-
-    It has left what the corrections of before need.
-    """
+    # `keep` has left what the corrections of before need.
     needed_ms = settings.needed_to_correct_ms
     if needed_ms <= epochs.current.settings.needed_to_correct_ms:
         return

@@ -234,7 +234,6 @@ class Forgetting:
 
     @cached_property
     def _merged(self) -> dict[InputId, Places]:
-        """The parts of merge records and corrections of the key, and their duplicates, by input."""
         places: dict[InputId, Places] = {i: [] for i in self.settings.inputs}
         existing = self.reader.columns(tables.SILVER).names
         names = [name for name in part_columns(self.settings) if name in existing]
@@ -474,7 +473,6 @@ def _blank(
 
 
 def _commit(owner: Owner, table: str, write: Callable[[Commit], None]) -> None:
-    """Make a commit; try again if another writer of the table came first."""
     fault_point("forget.erase")
     owner.change(table, DELETING, write, attempts=ATTEMPTS)
 

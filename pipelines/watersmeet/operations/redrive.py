@@ -193,10 +193,7 @@ class Redrive:
             )
 
     def _check_partitions(self, input_id: InputId, chunks: Iterable[Chunk]) -> None:
-        """Raise ConfigurationError if a record of a repartitioned source has another key by now.
-
-        Where it was written by its old key, it would never meet the others of its key.
-        """
+        # A record that was written by its old key would never meet the others of its key.
         source = input_id.source
         if (
             source not in self.settings.repartitioned

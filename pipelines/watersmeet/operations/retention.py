@@ -135,7 +135,6 @@ def expire(
 
 
 def _decide(owner: Owner, table: str, floors: Floors) -> None:
-    """Decide the floors of a table that lie further on than those that are there."""
     owner.last_number(table, DELETING)  # raises where a later owner has come
     existing = read_history(owner.engine.reader, owner.engine.lake.settings).floors
     times = [
