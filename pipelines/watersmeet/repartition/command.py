@@ -279,7 +279,6 @@ class _Stage:
             state.reading = self.executor.submit(self._read, ranges, len(ends))
 
     def _read(self, ranges: Sequence[Range], inputs: int) -> list[Records]:
-        """Read ranges of some of all `inputs`, in the background."""
         rules = rules_of(self.settings, self.source, self._given_up)
         decode = partial(assign_partitions, rules=rules)
         max_bytes = READ_BYTES * self._size.limit // _SHARES
@@ -293,10 +292,7 @@ class _Stage:
         return records
 
     def _result(self, reading: Future[list[Records]]) -> list[Records]:
-        """Wait for a read, and return its records by topic, or raise what it has raised.
-
-        A schema that the registry lacks is given up once `registry.unknown_after` has passed.
-        """
+        # A schema that the registry lacks is given up once `registry.unknown_after` has passed.
         try:
             records = reading.result()
         except Exception as failure:
