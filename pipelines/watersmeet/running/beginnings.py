@@ -321,7 +321,6 @@ def _state_of(settings: Settings, sink: _Topic, partition: int) -> SinkState:
 
 
 def _check_unused(settings: Settings, *topics: _Topic) -> None:
-    """Raise ConfigurationError if a topic has, or had, a message."""
     if used := [topic.used for topic in topics if topic.used]:
         raise ConfigurationError(
             f"{', and '.join(used)}, which `start: {_named(settings)}` would repeat or leave out",
@@ -338,7 +337,6 @@ def _named(settings: Settings) -> str:
 
 
 def _check_rules(settings: Settings, place: str, state: SinkState) -> None:
-    """Raise ConfigurationError if messages were not made by the rules of the configuration."""
     rules = state.rules
     if not rules:
         raise ConfigurationError(
@@ -370,10 +368,7 @@ def _check_rules(settings: Settings, place: str, state: SinkState) -> None:
 
 
 def _check_inputs(settings: Settings, place: str, state: SinkState, ids: Mapping[str, str]) -> None:
-    """Raise ConfigurationError if messages were made from other topics than the configuration's.
-
-    `ids`: Kafka's identity of each of these.
-    """
+    # `ids`: Kafka's identity of each topic of the configuration.
     inputs = settings.inputs_by_name
     if state.begin.keys() != inputs.keys():
         raise ConfigurationError(
@@ -403,9 +398,6 @@ def _check_corrections(
     states: Mapping[int, SinkState],
     corrections: _Topic,
 ) -> None:
-    """Raise ConfigurationError if the corrections that are out are not those of the sink's lake, or
-    the configuration does not go on with them.
-    """
     lives = {state.life for state in states.values()} - {""}
     for p in filter(corrections.has_had, sorted(corrections.bounds)):
         place = f"{corrections.name}[{p}]"
@@ -507,7 +499,6 @@ def _begin_of(
 def _check_offsets(
     topic: str, named: Mapping[int, int], bounds: Mapping[int, tuple[int, int]]
 ) -> None:
-    """Raise ConfigurationError if a topic does not have an offset that is named."""
     if beyond := sorted(named.keys() - bounds.keys()):
         raise ConfigurationError(
             f"{topic} has no partition {beyond[0]}",

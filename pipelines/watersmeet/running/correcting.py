@@ -123,9 +123,6 @@ class Correcting:
         )
 
     def _pending(self, before: Mapping[int, int], after: Mapping[int, int]) -> pa.Table:
-        """Return the late records that may be settled between two states of the clocks, without
-        their values.
-        """
         return self.not_behind(self._unsettled(_WITHOUT_VALUE, before, after))
 
     def _unsettled(

@@ -165,7 +165,6 @@ class DeadLetters(TopicWriter[Sent, Backlog, int]):
         return self._generations.newest.life
 
     def _pending(self, reached: Sent) -> tuple[Backlog, int, bool]:
-        """Return what the table has beyond what is sent, input by input (step 1)."""
         versions = self._versions_now()
         limit = self._size.limit
         chunks = list(islice(self._chunks(reached), limit + 1))
@@ -181,14 +180,12 @@ class DeadLetters(TopicWriter[Sent, Backlog, int]):
             yield from chunks_of(reader, input_id, tables.bronze(input_id.source), *places)
 
     def _send(self, backlog: Backlog, reached: Sent) -> tuple[Sent, int]:
-        """Read, send and note chunks (steps 2 to 4)."""
         chunks, versions = backlog
         names = self.settings.input_names
         after = dict(reached)
         sent = 0
 
         def made() -> Iterator[pa.Table]:
-            """Yield the dead letters of each chunk; count them, and move on `after`."""
             nonlocal sent
             for chunk in chunks:
                 rows = self._records(chunk)
@@ -270,7 +267,6 @@ class DeadLetters(TopicWriter[Sent, Backlog, int]):
         return {tp: max(offset, noted.get(tp, 0)) for tp, offset in said.items()}
 
     def _note(self, now: Sent, before: Sent) -> None:
-        """Write to `published` what has changed (step 4)."""
         self._append(
             [
                 {
@@ -285,10 +281,7 @@ class DeadLetters(TopicWriter[Sent, Backlog, int]):
         )
 
     def _taken_bytes(self) -> int:
-        """Return the maximum size (bytes) of a message in the topic.
-
-        That is Kafka's default if the topic's settings may not be read.
-        """
+        # Kafka's default, where the topic's settings may not be read.
         try:
             return int(self._cluster.topic_settings(self.topic)["max.message.bytes"])
         except KafkaAccessError:

@@ -252,7 +252,6 @@ class Jump:
         return max(self._before.newest.from_batch, 0 if last is None else last.batch + 1)
 
     def _check(self) -> None:
-        """Raise ConfigurationError where the lake cannot jump now."""
         self._check_filled()
         self._check_known()
 
@@ -398,7 +397,6 @@ class Jump:
     def _existing(
         self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]
     ) -> dict[int, Int64s]:
-        """Return, by partition, the offsets that bronze has of these ranges."""
         table = tables.bronze(input_id.source)
         where = of_topic(input_id, within(ranges))
         rows = self._reader.select(table, ["partition", "offset"], where)
@@ -456,11 +454,8 @@ def _write_published(
 
 
 def _rows_of_decisions(decided: Iterable[Decided], now: int, number: int) -> pa.Table:
-    """Return decisions as rows.
-
-    Decisions after the same offset are a millisecond apart, since rows of one time are one
-    decision.
-    """
+    # Decisions after the same offset are a millisecond apart, since rows of one time are one
+    # decision.
     counts: Counter[tuple[TopicPartition, int]] = Counter()
     by_time: dict[int, list[Decided]] = {now: []}
     for tp, decision in decided:

@@ -205,7 +205,6 @@ def replaced_from(
     """
 
     def different(ranges: Bounds) -> dict[int, int]:
-        """Return, by partition, the offset of the last row in a range if that differs."""
         compared = compare(reader, kafka, input_id, ranges)
         return {p: offset for p, (offset, is_same) in compared.items() if is_same is False}
 
@@ -241,10 +240,7 @@ def compare(
 
 
 def _is_same(row: Mapping[str, Any], message: Message) -> bool:
-    """Return True if a row of bronze is a record of Kafka.
-
-    One that was forgotten, or is too large, is compared by its time alone.
-    """
+    # One that was forgotten, or is too large, is compared by its time alone.
     if row["kafka_timestamp"] != timestamp_ms(message):
         return False
     content = row["key"], row["value"]

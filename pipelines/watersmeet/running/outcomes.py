@@ -53,10 +53,7 @@ def judged_by(reader: TableReader, batch: int) -> dict[str | None, int]:
 def _warn_of_failures(
     reader: TableReader, expressions: Expressions, batch: int, judged: Mapping[str | None, int]
 ) -> None:
-    """Log why `publish.valid` fails, by the records of the first key for which it does.
-
-    The table says so, wherever the batch was judged.
-    """
+    # The table says so, wherever the batch was judged.
     conditions = [("batch", "=", batch), ("invalid_reason", "=", "expression")]
     [first] = reader.summary(
         tables.SILVER, [], {"key": ("min", "merge_key")}, [conditions]

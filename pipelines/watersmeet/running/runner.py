@@ -91,7 +91,6 @@ class Runner:
         """
 
         def begin() -> Running:
-            """Begin to follow, once the object store is well."""
             self._check_store()
             return follow(lambda: self.run(cycle))
 
@@ -178,11 +177,8 @@ class Runner:
                 return result
 
     def _cause(self, failure: BaseException) -> BaseException:
-        """Return the trouble of the object store, if an engine's error may come from there.
-
-        Otherwise return the error itself. Engines report such trouble as errors of many classes, so
-        the store itself is checked.
-        """
+        # Engines report trouble of the object store as errors of many classes, so the store itself
+        # is checked.
         if not is_known(failure):
             try:
                 self._check_store()
