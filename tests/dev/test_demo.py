@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Group
 
 from tests.audit.test_show import read
 from watersmeet.core.sequence import SEQ
 from watersmeet.dev import broker
-from watersmeet.dev.demo import _sequence, run_demo
+from watersmeet.dev.demo import _sequence, _visit, run_demo
 from watersmeet.errors import ConfigurationError
 
 
@@ -42,6 +43,36 @@ def test_messages_that_are_left_out_are_told(count: int, shown: list[str]) -> No
     assert [line for line in lines if "more" in line] == (
         [f"0 ... {count - 5:,} more"] if "..." in shown else []
     )
+
+
+@pytest.mark.parametrize(
+    ("clicks", "order_at", "left_out"),
+    [
+        (3, 1, []),
+        (8, 8, ["(and 1 before)"]),
+        (20, 0, ["(and 13 after)"]),
+        (20, 12, ["(and 6 before)", "(and 7 after)"]),
+        (20, 20, ["(and 13 before)"]),
+    ],
+)
+def test_the_order_of_a_visit_is_shown_wherever_it_is(
+    clicks: int, order_at: int, left_out: list[str]
+) -> None:
+    def part(kind: str, second: float) -> dict[str, Any]:
+        time = datetime.fromtimestamp(second, timezone.utc)
+        return {"event_time": time, "value": {"type": kind, "aid": int(second)}}
+
+    row = {
+        "merge_key": "7",
+        "event_time": 0,
+        "last_event_time": clicks * 1_000,
+        "tracking": [part("click", second) for second in range(clicks)],
+        "orders": [part("order", order_at - 0.5)],
+    }
+    lines = read(Group(*_visit(row)))
+    assert len([line for line in lines if " order " in line]) == 1
+    assert [line for line in lines if line.startswith("(and")] == left_out
+    assert len([line for line in lines if " click " in line]) == min(clicks, 7)
 
 
 class EndedError(Exception):

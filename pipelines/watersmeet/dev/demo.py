@@ -55,6 +55,7 @@ _MARK = "# The demo's configuration"
 _MARKER = ".demo"
 """File that is in a demo's folder from its first moment to its last."""
 _FIRST_SHOWN = 4  # messages of a partition; its last one is shown, too
+_PARTS_SHOWN = 8  # of a merge record
 _OF_BRONZE = (
     "SELECT count(*) AS n, sum(CASE WHEN heartbeat THEN 1 ELSE 0 END) AS heartbeats, "
     "sum(CASE WHEN reason IS NULL THEN 0 ELSE 1 END) AS refused FROM bronze_{}"
@@ -232,10 +233,15 @@ def _visit(row: dict[str, Any]) -> tuple[RenderableType, ...]:
         for column, source in enumerate(("tracking", "orders"))
         for part in row[source]
     )
-    for time, column, text in parts[-8:]:
+    # The visit may go on long after its last order, which is what is to be seen.
+    last_order = max(number for number, (_, column, _) in enumerate(parts) if column == 1)
+    end = min(len(parts), max(_PARTS_SHOWN, last_order + 2))
+    begin = max(0, end - _PARTS_SHOWN)
+    for time, column, text in parts[begin:end]:
         table.add_row(utc(time), *([text, ""] if column == 0 else ["", f"[bold]{text}[/]"]))
-    before = (f" (and {len(parts) - 8} before)",) if len(parts) > 8 else ()
-    return title, *before, table
+    before = (f" (and {begin} before)",) if begin else ()
+    after = (f" (and {len(parts) - end} after)",) if end < len(parts) else ()
+    return title, *before, table, *after
 
 
 def _sequence(messages: list[dict[str, Any]]) -> Table:
