@@ -165,7 +165,9 @@ def time(name: str, first: int, end: int) -> dict[str, Any]:
     days = " to ".join(dict.fromkeys(utc(min(at, LAST_EVENT_TIME_MS))[:10] for at in (first, end)))
     scale = alt.Scale(type="utc", domain=[first, end], nice=False)
     axis = alt.Axis(format=time_format(first, end), tickCount=alt.ExprRef("width / 90"))
-    return {"type": "temporal", "title": f"{name} (UTC), {days}", "scale": scale, "axis": axis}
+    # In one line it would be wider than the chart is on a phone.
+    title = [f"{name} (UTC)", days]
+    return {"type": "temporal", "title": title, "scale": scale, "axis": axis}
 
 
 def at(name: str, first: int, end: int) -> alt.X:

@@ -441,11 +441,13 @@ class _LakeFigures:
         caption = f"How many merge records have this many parts, all sources together. {about}"
         size = " + ".join(f"coalesce(cardinality({quoted(s)}), 0)" for s in self.sources)
         labels = {size: str(size) for size in _SIZES}
-        yield self.histogram("Size of merge records", caption, labels, size, sample)
+        yield self.histogram("Size of merge records", caption, "parts", labels, size, sample)
         caption = f"From the first to the last event time of their parts. {about}"
         lasts = "ms(last_event_time) - ms(event_time)"
         labels = {longest: duration(longest) for longest in (0, *charts.WIDTHS)}
-        yield self.histogram("Duration of merge records", caption, labels, lasts, sample)
+        yield self.histogram(
+            "Duration of merge records", caption, "duration", labels, lasts, sample
+        )
         yield self.open_figure(span)
 
     def match_figures(self, steps: Steps, sample: str, read: int, about: str) -> Iterator[Figure]:
@@ -498,10 +500,16 @@ class _LakeFigures:
         yield Figure("Why merge records lack a source", caption, _named(columns, reasons))
 
     def histogram(
-        self, title: str, caption: str, labels: Mapping[int, str], value: str, sample: str
+        self,
+        title: str,
+        caption: str,
+        of: str,
+        labels: Mapping[int, str],
+        value: str,
+        sample: str,
     ) -> Figure:
         """Return a chart of how many merge records have a value up to each number, and beyond the
-        number before.
+        number before. `of` names what the value is.
         """
         cases = " ".join(f"WHEN size <= {most} THEN {most}" for most in labels)
         counts = {
@@ -519,7 +527,7 @@ class _LakeFigures:
         ]
         axis = alt.Axis(labelAngle=0)
         columns = charts.columns(
-            x=alt.X("up to", type="nominal", sort=None, axis=axis),
+            x=alt.X("up to", type="nominal", title=f"{of}, up to", sort=None, axis=axis),
             y=number("merge records", "merge records"),
         )
         return drawn(title, caption, found, columns, nothing=_NONE_FINISHED, height=180)

@@ -37,6 +37,8 @@ Vega compiles its expressions, hence the `eval`.
 """
 
 _TEXT: Any = {"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal"}
+# A row of names would be wider than the chart is on a phone.
+_COLUMNS: Any = {"expr": "width < 400 ? 1 : 0"}
 # So that a time has the same place in every chart of a section.
 _CONFIG: Any = {
     "font": "system-ui, sans-serif",
@@ -52,7 +54,7 @@ _CONFIG: Any = {
         "minExtent": 84,
         "maxExtent": 84,
     },
-    "legend": {**_TEXT, "orient": "top", "symbolOpacity": 1},
+    "legend": {**_TEXT, "orient": "top", "symbolOpacity": 1, "columns": _COLUMNS},
     "timeFormat": "%Y-%m-%d %H:%M:%S.%L",  # in tooltips
     "view": {"stroke": None},
 }

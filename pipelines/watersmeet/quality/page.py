@@ -50,7 +50,8 @@ summary { cursor: pointer }
 a { color: inherit }
 .yes { color: #1a7f37; font-weight: 600 }
 .no { color: #b42318; font-weight: 600 }
-.small { color: #666; font-size: .85rem }"""
+.small { color: #666; font-size: .85rem }
+@media (max-width: 600px) { .small { white-space: normal } }"""
 
 
 def check_lake(settings: Settings, since: int | None, html: Path | None) -> Check:
