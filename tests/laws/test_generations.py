@@ -5,8 +5,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.laws.conftest import MakeLake, in_folders
-from tests.support.cases import SOURCES, Case, cases_with_ids, rich_cases, rules_of
+from tests.laws.conftest import QUICK, MakeLake, in_folders
+from tests.support import lakes
+from tests.support.cases import (
+    SOURCES,
+    Case,
+    cases_with_ids,
+    heartbeat,
+    keyed,
+    rich_cases,
+    rules_of,
+)
 from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import input_of
@@ -16,6 +25,7 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.sequence import Tail
 from watersmeet.lake import tables
 from watersmeet.lake.history import read_history
+from watersmeet.lake.identity import begin_epoch
 from watersmeet.running.owner import Owner
 
 BACK, BACK_PUBLISHED, FORWARD, HERE = range(4)
@@ -239,3 +249,37 @@ def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jum
         {p: rows_of(p, lake.cases[p], model) for p, model in last.items()}
     )
     assert silver(lake, 0) == closed
+
+
+@pytest.mark.promise("B120")
+@pytest.mark.fault("jumps")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("is_out", [True, False])
+def test_a_copy_of_a_record_that_is_out_stays_out_where_a_jump_begins_between_them(
+    new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, is_out: bool
+) -> None:
+    """By a longer timeout its merge record would sort after what is out."""
+    claim = [{"key": "watersmeet.redriven", "value": b"tracking/0/0"}]
+    original = lakes.headers_of
+    monkeypatch.setattr(
+        lakes,
+        "headers_of",
+        lambda source, at: claim if (source, at) == ("tracking", 3) else original(source, at),
+    )
+    # Of these, the first and the last have no Kafka key.
+    tracking: list[bytes | None] = [keyed("a", 0), heartbeat(0), heartbeat(0), keyed("a", 0)]
+    tracking.append(heartbeat(9000))
+    case = Case({"tracking": tracking, "orders": [heartbeat(9000)]}, 100)
+    case.arrivals = ["tracking"] * 5 + ["orders"]
+    lake = new_lake({0: case})
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, 0)
+    lake.arrive()
+    lake.merge()
+    [row] = model_of(case, dict.fromkeys(SOURCES, 0), 6, {("tracking", 3)}).published_order()
+    lake.change_rules({"merge.timeout": 5000})
+    begin = {tp: int(tp.input.source == "tracking") for tp in lake.every}
+    lake.jump(begin, {0: Tail(0, row.place(), 0, 0)} if is_out else {})
+    lake.merge()
+    assert len(silver(lake, 1)) == (not is_out)
+    passed = lake.reader.select(tables.SILVER, ["offset"], [[("status", "=", "passed")]])
+    assert [3] * (1 + is_out) == passed["offset"].to_pylist()

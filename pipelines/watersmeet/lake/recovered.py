@@ -9,13 +9,13 @@ earlier generations.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.columns import Int64s, as_ranges, groups, int64s, row_values
+from watersmeet.core.columns import Booleans, Int64s, as_ranges, groups, int64s, row_values
 from watersmeet.core.headers import fingerprint
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
@@ -162,9 +162,30 @@ def _offsets_of_copies(
 ) -> Iterator[tuple[TopicPartition, Int64s]]:
     """Yield the offsets of redriven records whose original this lake has not refused.
 
-    Since the redrive, its rules of reading have changed, or the lake was lost. A record that only
-    says that it was redriven is another record, and no copy.
+    Since the redrive, its rules of reading have changed, or the lake was lost.
     """
+    begin = generation.begin
+    return _copied(reader, ranges, lambda tp, originals: originals >= begin.get(tp, 0))
+
+
+def copies_of(
+    reader: TableReader, out: Mapping[TopicPartition, Int64s]
+) -> Iterator[tuple[TopicPartition, Int64s]]:
+    """Yield the offsets of redriven records that are copies of these records; `out`: by
+    topic-partition, sorted offsets.
+
+    A generation that begins between a record and its copy does not know the record.
+    """
+    ranges = dict.fromkeys(out, (0, None))
+    return _copied(reader, ranges, lambda tp, originals: np.isin(originals, out[tp]))
+
+
+def _copied(
+    reader: TableReader,
+    ranges: Mapping[TopicPartition, tuple[int, int | None]],
+    may_be_copied: Callable[[TopicPartition, Int64s], Booleans],
+) -> Iterator[tuple[TopicPartition, Int64s]]:
+    # A record that only says that it was redriven is another record, and no copy.
     for input_id, input_ranges in sorted(by_input(ranges).items()):
         redriven: Where = [
             [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(input_ranges)
@@ -172,8 +193,11 @@ def _offsets_of_copies(
         columns = ["partition", "offset", REDRIVEN_FROM.name, RECORD_BYTES.name]
         rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, redriven))
         claims = dict[_Place, tuple[_Place, int]]()
-        for p, offset, original, size in row_values(rows, *columns):
-            if original >= generation.begin.get(TopicPartition(input_id, p), 0):
+        for p, numbers in groups(int64s(rows["partition"])).items():
+            own = rows.take(pa.array(numbers))
+            originals = int64s(own[REDRIVEN_FROM.name])
+            own = own.filter(pa.array(may_be_copied(TopicPartition(input_id, p), originals)))
+            for _, offset, original, size in row_values(own, *columns):
                 claims[p, offset] = (p, original), size
         for p, offset in _copies(reader, input_id, claims):
             yield TopicPartition(input_id, p), np.array([offset], np.int64)

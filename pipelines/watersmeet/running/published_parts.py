@@ -24,7 +24,7 @@ from watersmeet.lake.history import Generation, Generations, read_history
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.pieces import BY_TIME, read_pieces
 from watersmeet.lake.published import with_message
-from watersmeet.lake.recovered import joined, parts_of_messages
+from watersmeet.lake.recovered import copies_of, joined, parts_of_messages
 from watersmeet.lake.table_reader import TableReader, Where, within
 from watersmeet.settings import Settings
 
@@ -52,7 +52,7 @@ def offsets_out(
 
     These are the parts of messages and of corrections, the records that earlier generations have
     passed over, those of which nothing tells any more whether they were published, and late records
-    that repeat one of all these.
+    that repeat one of all these, or redriven copies of them.
 
     - `tails`: by the table of a sequence, the last messages of its topic now.
     - `spans`: the offsets `[from, until)` that are to be merged once more.
@@ -72,7 +72,7 @@ def offsets_out(
         found.append(offsets_of(recovered.cast(PARTS), settings.inputs))
     out = joined(chain.from_iterable(parts.items() for parts in found))
     repeated = late_duplicates(reader, settings.inputs, out)
-    return joined([*out.items(), *repeated.items()])
+    return joined([*out.items(), *repeated.items(), *copies_of(reader, out)])
 
 
 def _published(
