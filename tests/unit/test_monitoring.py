@@ -98,7 +98,7 @@ def test_every_step_and_outcome_of_a_layer_has_a_row() -> None:
         (row[0], name) for row in table("Metrics", 2) for name in re.findall(r"`(\w+)`", row[1])
     }
     code = "".join(file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py"))
-    stage = (PACKAGE / "repartition" / "stage.py").read_text(encoding="utf-8")
+    stage = (PACKAGE / "repartition" / "command.py").read_text(encoding="utf-8")
     of_stage = {("repartition", step) for step in re.findall(r'StepDone\(_LAYER, "(\w+)"', stage)}
     assert steps == set(re.findall(r'\.step\("(\w+)", "(\w+)"\)', code)) | of_stage
     outcomes = {name for row in table("Metrics", 1) for name in re.findall(r"`(\w+)`", row[1])}
