@@ -1281,6 +1281,15 @@ def test_a_file_that_is_no_mapping_of_fields_is_refused(
     assert sentence in refusal(tmp_path, text)
 
 
+@pytest.mark.parametrize("digits", ["9" * 5_000, "0x" + "f" * 9_000], ids=["decimal", "hexadecimal"])
+@pytest.mark.parametrize("text", ["name: {}\n", "? {}\n: 1\n", "kafka: {{options: {{a: [{}]}}}}\n"])
+def test_a_number_of_too_many_digits_is_refused_however_it_is_written(
+    tmp_path: Path, digits: str, text: str
+) -> None:
+    sentence = "is not valid YAML: a value does not fit its tag or type; put text in quotes"
+    assert refusal(tmp_path, text.format(digits)) == sentence
+
+
 def test_a_date_is_not_text(tmp_path: Path) -> None:
     text = yaml.safe_dump(SMALLEST).replace("name: shop", "name: 2026-01-01")
     assert "name must be text, not a date; put text in quotes" in refusal(tmp_path, text)

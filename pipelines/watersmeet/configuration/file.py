@@ -61,6 +61,7 @@ def read_values(
             raise RefusedError(what, fix="write them out")
         _check_fields(document, (), set(), loader)
         values: object = None if document is None else loader.construct_document(document)
+        repr(values)  # refuses hexadecimal digits that stand for too many decimal ones
     except OSError as error:
         fix = "name another file with -c, or write one with `init`"
         raise RefusedError(f"cannot be read ({error.strerror})", fix=fix) from None
