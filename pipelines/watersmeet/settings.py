@@ -324,7 +324,7 @@ class Settings(Part):
     storage: kinds.Options = Field(default_factory=dict)
     spark: kinds.Options = Field(default_factory=dict)
     checkpoints: kinds.Location = Field(default=None, validate_default=True)
-    durable: bool = True
+    durable: kinds.Flag = True
     kafka: KafkaSettings
     sources: dict[kinds.SourceName, SourceSettings] = Field(min_length=2)
     merge: MergeSettings
