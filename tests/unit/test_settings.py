@@ -1259,6 +1259,7 @@ def test_options_of_spark_are_refused_by_their_prefix(tmp_path: Path) -> None:
         ("# only a comment\n", "is empty"),
         ("- a\n- b\n", "must be a mapping of fields, not a list"),
         ("just text", "must be a mapping of fields, not text"),
+        ('"\\ud83d"', "must be a mapping of fields, not text"),
         ("name: shop\nlake: [a\nkafka: b\n", "is not valid YAML in line 3, column 6"),
         ("name: shop\n\tlake: a\n", "is not valid YAML in line 2, column 1"),
         ("name: shop\nlake: *base\n", "is not valid YAML in line 2, column 7: found undefined "
@@ -1398,6 +1399,38 @@ def test_an_option_is_passed_on_as_it_is_spelled_or_refused_unshown(
     assert "put it in quotes" in sentence
     assert spelled not in sentence
     load(tmp_path, config.replace("HERE", f'"{spelled}"'))
+
+
+@pytest.mark.parametrize("half", ["\\ud83d", "a\\ude00", "\\ud83d\\ude00"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "name", "sources/orders/key", "sources/orders/schema", "sources/orders/heartbeat/equals",
+        "sources/orders/where/equals", "publish/valid", "publish/value", "kafka/options/a.b", "storage/a",
+    ],
+)  # fmt: skip
+def test_half_a_surrogate_pair_is_no_text_wherever_it_stands(
+    tmp_path: Path, path: str, half: str
+) -> None:
+    text = yaml.safe_dump(changed((path, "HERE"))).replace("HERE", f'"{half}"')
+    sentence = f"{path.replace('/', '.')}: half a surrogate pair is no text"
+    right = "write the character itself, or its number after `\\U` with eight digits"
+    assert refusal(tmp_path, text) == f"{sentence}; {right}"
+
+
+def test_half_a_surrogate_pair_is_no_text_in_a_name_or_a_list_either(tmp_path: Path) -> None:
+    sentence = "half a surrogate pair is no text"
+    assert refusal(tmp_path, '"\\ud83d": 1\n').startswith(f"\\ud83d: {sentence}")
+    assert refusal(tmp_path, 'a: ["\\ud83d"]\n').startswith(f"a: {sentence}")
+    whole = yaml.safe_dump(changed(("publish/valid", "HERE"))).replace("HERE", '"\\U0001F600"')
+    assert load(tmp_path, whole).publish.valid == "\U0001f600"
+
+
+def test_a_variable_that_is_not_utf8_is_refused_by_its_name(tmp_path: Path) -> None:
+    sentence = "the environment variable X is not UTF-8; set it to text in UTF-8"
+    for path in ("name", "kafka/options/a.b", "lineage/file"):
+        said = refusal(tmp_path, changed((path, "${X}")), {"X": f"{SECRET}\udcff"})
+        assert said == f"{path.replace('/', '.')}: {sentence}"
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

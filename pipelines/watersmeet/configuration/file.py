@@ -106,13 +106,16 @@ def _check_fields(
     if node is None or id(node) in seen:
         return
     seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
+    if isinstance(node, yaml.ScalarNode):
+        _refuse_surrogates(node.value, at)
+    elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _check_fields(item, at, seen, loader)
     elif isinstance(node, yaml.MappingNode):
         names: set[str] = set()
         for key, value in node.value:
             name = str(key.value)
+            _refuse_surrogates(name, (*at, name))
             if name in names:  # YAML would silently keep the last one
                 what = f"field `{{path}}` is repeated in line {key.start_mark.line + 1}"
                 raise RefusedError(what, *at, name, fix="keep one")
@@ -126,6 +129,23 @@ def _check_fields(
                 elif place[-2:-1] and place[-2] in _PASSED_ON:
                     _refuse_other_text(value.value, loader.construct_object(value), place)
             _check_fields(value, place, seen, loader)
+
+
+def _refuse_surrogates(text: str, at: tuple[str, ...]) -> None:
+    if at and not _is_utf_8(text):  # a file that is text alone is refused as such
+        raise RefusedError(
+            "{path}: half a surrogate pair is no text",
+            *(name.encode(errors="backslashreplace").decode() for name in at),
+            fix="write the character itself, or its number after `\\U` with eight digits",
+        )
+
+
+def _is_utf_8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refuse_other_json(spelled: str, value: object, at: tuple[str, ...]) -> None:
@@ -190,6 +210,9 @@ def _substituted(
             raise RefusedError(
                 f"{{path}}: the environment variable {name} is not set", *at, fix="set it"
             )
+        if not _is_utf_8(environ[name]):
+            what = f"{{path}}: the environment variable {name} is not UTF-8"
+            raise RefusedError(what, *at, fix="set it to text in UTF-8")
         names.append(f"${{{name}}}")
         return environ[name]
 
