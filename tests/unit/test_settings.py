@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import time
 import traceback
 from collections.abc import Mapping
@@ -427,6 +428,18 @@ def test_a_start_may_be_offsets_of_sources(
 def test_a_start_reads_as_in_yaml_and_is_read_again(tmp_path: Path, begin: Any, text: str) -> None:
     assert str(begin) == text
     assert start(tmp_path, text) == begin
+
+
+@pytest.mark.parametrize("first", ["0", '"0"', "0x0"])
+@pytest.mark.parametrize("second", ["00", '"00"', '"000"', "-0"])
+def test_a_partition_to_start_at_is_named_once_however_it_is_spelled(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    config = yaml.safe_dump(changed(("kafka/start", "HERE")))
+    offsets = f"{{offsets: {{tracking: {{{first}: 1, {second}: 2}}}}}}"
+    sentence = refusal(tmp_path, config.replace("HERE", offsets))
+    repeated = r"field `kafka\.start\.offsets\.tracking\.-?0+` is repeated( in line \d+)?; keep one"
+    assert re.fullmatch(repeated, sentence)
 
 
 def test_settings_that_begin_elsewhere_travel(tmp_path: Path) -> None:
@@ -1285,7 +1298,9 @@ def test_a_file_that_is_no_mapping_of_fields_is_refused(
     assert sentence in refusal(tmp_path, text)
 
 
-@pytest.mark.parametrize("digits", ["9" * 5_000, "0x" + "f" * 9_000], ids=["decimal", "hexadecimal"])
+@pytest.mark.parametrize(
+    "digits", ["9" * 5_000, "0x" + "f" * 9_000], ids=["decimal", "hexadecimal"]
+)
 @pytest.mark.parametrize("text", ["name: {}\n", "? {}\n: 1\n", "kafka: {{options: {{a: [{}]}}}}\n"])
 def test_a_number_of_too_many_digits_is_refused_however_it_is_written(
     tmp_path: Path, digits: str, text: str

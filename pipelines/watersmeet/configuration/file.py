@@ -112,14 +112,17 @@ def _check_fields(
         for item in node.value:
             _check_fields(item, at, seen, loader)
     elif isinstance(node, yaml.MappingNode):
-        names: set[str] = set()
+        names: set[object] = set()
         for key, value in node.value:
             name = str(key.value)
             _refuse_surrogates(name, (*at, name))
-            if name in names:  # YAML would silently keep the last one
+            same: set[object] = {name}
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                same.add(loader.construct_object(key))  # `0` and `00` are one number
+            if names & same:  # YAML would silently keep the last one
                 what = f"field `{{path}}` is repeated in line {key.start_mark.line + 1}"
                 raise RefusedError(what, *at, name, fix="keep one")
-            names.add(name)
+            names |= same
             place = at if key.tag == _MERGE else (*at, name)
             # A scalar without quotes that YAML takes for something else than it looks like matters
             # where records are compared with it, and where it is passed on as text.

@@ -474,6 +474,16 @@ class StartTimestamp:
         return _flow({"timestamp": f"{time.isoformat(timespec='milliseconds')}Z"})
 
 
+def _each_partition_once(offsets: object) -> object:
+    partitions = set[object]()
+    for key in offsets if isinstance(offsets, Mapping) else ():
+        partition = _whole_of_key(key)
+        if partition in partitions:
+            raise RefusedError("field `{path}` is repeated", str(key), fix="keep one")
+        partitions.add(partition)
+    return offsets
+
+
 @dataclass(frozen=True)
 class StartOffsets:
     """A start at these offsets, by source and partition; elsewhere at the earliest."""
@@ -481,7 +491,11 @@ class StartOffsets:
     offsets: Annotated[
         dict[
             Annotated[str, BeforeValidator(str)],
-            Annotated[dict[Partition, Offset], Field(min_length=1)],
+            Annotated[
+                dict[Partition, Offset],
+                Field(min_length=1),
+                BeforeValidator(_each_partition_once),
+            ],
         ],
         Field(min_length=1),
     ]
