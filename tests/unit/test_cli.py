@@ -165,6 +165,7 @@ def test_a_wrong_configuration_is_one_sentence_that_says_where(tmp_path: Path) -
         (["forget", "a\udcff", "--apply"], "KEY: it is not UTF-8"),
         (["explain", "a", "--tenant", "\udcff"], "--tenant: it is not UTF-8"),
         (["forget", "a", "--tenant", "\udcff"], "--tenant: it is not UTF-8"),
+        (["sql", "SELECT '\udcff'"], "QUERY: it is not UTF-8"),
         (["explain"], "KEY, --key-json: no key is named"),
         (["forget", "a", "--key-json", '"a"'], "KEY, --key-json: two keys are named"),
         (["explain", "-5"], "comes behind `--`"),

@@ -33,7 +33,8 @@ def as_utf_8(parameter: typer.CallbackParam, text: str | None) -> str | None:
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
-        where = f"--{parameter.name}" if parameter.param_type_name == "option" else "KEY"
+        name = str(parameter.name)
+        where = f"--{name}" if parameter.param_type_name == "option" else name.upper()
         fix = "write it in UTF-8, as records have it"
         raise ConfigurationError("it is not UTF-8", where=where, fix=fix) from None
 
