@@ -87,8 +87,8 @@ _WHOLE_URI: Final = (
 )
 """A URI that says where it is, whatever the current folder; that of a file names no other host."""
 
-_NOT_A_DURATION: Final = "is not a duration"
-_RIGHT_DURATION: Final = "write a whole number and ms, s, m, h or d, such as `30m`"
+_MOST_DIGITS: Final = 18
+_LONGEST_DURATION: Final = f"{LAST_EVENT_TIME_MS // DURATION_UNITS_MS['d']}d"
 
 
 # -- numbers
@@ -96,11 +96,22 @@ _RIGHT_DURATION: Final = "write a whole number and ms, s, m, h or d, such as `30
 
 def parse_duration(text: str) -> int:
     """Return the ms of a text such as 500ms, 30s, 30m, 12h, 7d. Raises ConfigurationError."""
-    match = re.fullmatch(r"([0-9]{1,18})(ms|s|m|h|d)", text)
-    duration_ms = int(match[1]) * DURATION_UNITS_MS[match[2]] if match else -1
+    try:
+        return _duration_ms(text)
+    except RefusedError as refusal:
+        raise ConfigurationError(f"`{text}` {refusal.what}", fix=refusal.fix) from None
+
+
+def _duration_ms(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+)(ms|s|m|h|d)", text)
+    if not match:
+        fix = "write a whole number and ms, s, m, h or d, such as `30m`"
+        raise RefusedError("is not a duration", fix=fix)
+    digits, unit = match[1], match[2]
+    duration_ms = int(digits) * DURATION_UNITS_MS[unit] if len(digits) <= _MOST_DIGITS else None
     # Nothing longer can mean anything; and sums of two stay inside a bigint.
-    if not 0 <= duration_ms <= LAST_EVENT_TIME_MS:
-        raise ConfigurationError(f"`{text}` {_NOT_A_DURATION}", fix=_RIGHT_DURATION)
+    if duration_ms is None or duration_ms > LAST_EVENT_TIME_MS:
+        raise RefusedError("is too long", fix=f"it must be `{_LONGEST_DURATION}` or shorter")
     return duration_ms
 
 
@@ -111,11 +122,10 @@ def _duration(shortest_ms: int = 0, right: str = "") -> BeforeValidator:
             if info.context is None and isinstance(value, int):
                 duration_ms = value
             else:
-                duration_ms = parse_duration(value if isinstance(value, str) else "")
-        except ConfigurationError:
-            raise RefusedError(
-                f"{{path}}: {{value}} {_NOT_A_DURATION}", fix=_RIGHT_DURATION
-            ) from None
+                duration_ms = _duration_ms(value if isinstance(value, str) else "")
+        except RefusedError as refusal:
+            what = f"{{path}}: {{value}} {refusal.what}"
+            raise RefusedError(what, fix=refusal.fix) from None
         if duration_ms < shortest_ms:
             raise RefusedError("{path}: {value} is too short", fix=f"it must be {right}")
         return duration_ms
@@ -182,12 +192,18 @@ def _not_without_unit(size: int, info: ValidationInfo) -> int:
 
 
 def _number(
-    least: int, most: int, read: Callable[[object], object] = _whole, what: str = "a whole number"
+    least: int,
+    most: int,
+    read: Callable[[object], object] = _whole,
+    what: str = "a whole number",
+    least_of_file: int | None = None,
 ) -> BeforeValidator:
+    shown = least if least_of_file is None else least_of_file
+
     def number(value: object) -> int:
         result = read(value)
         if type(result) is not int or not least <= result <= most:
-            raise RefusedError(f"{{path}}: {{value}} is not {what} from {least} to {most}")
+            raise RefusedError(f"{{path}}: {{value}} is not {what} from {shown} to {most}")
         return result
 
     return BeforeValidator(number)
@@ -195,7 +211,11 @@ def _number(
 
 _SIZE: Final = "a size in bytes (such as `8MiB`, or a whole number)"
 Count = Annotated[int, _number(1, LARGEST_COUNT)]
-Size = Annotated[int, _number(1, LARGEST_MESSAGE, _size, _SIZE), AfterValidator(_not_without_unit)]
+Size = Annotated[
+    int,
+    _number(1, LARGEST_MESSAGE, _size, _SIZE, SMALLEST_SIZE),
+    AfterValidator(_not_without_unit),
+]
 Partitions = Annotated[int, _number(1, MOST_PARTITIONS)]
 Port = Annotated[int, _number(1, LARGEST_PORT)]
 Partition = Annotated[int, _number(0, LARGEST_COUNT, _whole_of_key)]
