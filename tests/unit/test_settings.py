@@ -1029,6 +1029,27 @@ def test_nonsense_is_refused_in_one_sentence(
     assert sentence in refusal(tmp_path, config)
 
 
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        (("lake", {}), {"lake.catalog", "lake.schema"}),
+        (("sources/orders", {}), {"sources.orders.topic", "sources.orders.event_time"}),
+        (("publish/corrections", {}), {"publish.corrections.topic", "publish.corrections.within"}),
+        (("sources/orders/where", {"feild": "a", "5": 6}), {
+            f"sources.orders.where.{name}" for name in ("feild", "5", "field", "equals")}),
+    ],
+)  # fmt: skip
+def test_every_unknown_and_missing_field_is_named_at_once(
+    tmp_path: Path, change: tuple[str, Any], fields: set[str]
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, changed(change, ("merge/timeout", "soon")))
+    said = [fault.problem.what for fault in (caught.value, *caught.value.more)]
+    assert [what for what in said if "merge.timeout: `soon` is not a duration" in what]
+    named = {re.sub(".*field `(.*)`.*", r"\1", what) for what in said if "field `" in what}
+    assert named == fields
+
+
 def test_a_topic_has_several_sources_only_where_each_says_which_records_are_its_own(
     tmp_path: Path,
 ) -> None:

@@ -18,11 +18,13 @@ from pydantic import (
     PrivateAttr,
     SerializerFunctionWrapHandler,
     Tag,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
 )
+from pydantic_core import InitErrorDetails
 
 from watersmeet.configuration import values as kinds
 from watersmeet.configuration.file import RefusedError, known_instead
@@ -59,15 +61,22 @@ class Part(BaseModel):
         if info.context is None or not isinstance(data, Mapping):
             return data
         fields = {str(field.validation_alias): field for field in cls.model_fields.values()}
+        refused: dict[str, RefusedError] = {}
         for name in map(str, data):
             if name not in fields:
                 instead = known_instead(name, list(fields))
-                raise RefusedError("unknown field `{path}`", name, fix=instead)
+                refused[name] = RefusedError("unknown field `{path}`", fix=instead)
         for name, field in fields.items():
             if field.is_required() and name not in data:
                 example = f", such as `{name}: {field.examples[0]}`" if field.examples else ""
                 what = "required field `{path}` is missing"
-                raise RefusedError(what, name, fix=f"add it{example}")
+                refused[name] = RefusedError(what, fix=f"add it{example}")
+        if refused:
+            faults = [
+                InitErrorDetails(type="value_error", loc=(name,), input=None, ctx={"error": error})
+                for name, error in refused.items()
+            ]
+            raise ValidationError.from_exception_data(cls.__name__, faults, hide_input=True)
         return data
 
     @classmethod
