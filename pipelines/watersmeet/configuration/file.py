@@ -114,15 +114,7 @@ def _check_fields(
     elif isinstance(node, yaml.MappingNode):
         names: set[object] = set()
         for key, value in node.value:
-            name = str(key.value)
-            _refuse_surrogates(name, (*at, name))
-            same: set[object] = {name}
-            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
-                same.add(loader.construct_object(key))  # `0` and `00` are one number
-            if names & same:  # YAML would silently keep the last one
-                what = f"field `{{path}}` is repeated in line {key.start_mark.line + 1}"
-                raise RefusedError(what, *at, name, fix="keep one")
-            names |= same
+            name = _checked_name(key, at, names, loader)
             place = at if key.tag == _MERGE else (*at, name)
             # A scalar without quotes that YAML takes for something else than it looks like matters
             # where records are compared with it, and where it is passed on as text.
@@ -132,6 +124,21 @@ def _check_fields(
                 elif place[-2:-1] and place[-2] in _PASSED_ON:
                     _refuse_other_text(value.value, loader.construct_object(value), place)
             _check_fields(value, place, seen, loader)
+
+
+def _checked_name(
+    key: yaml.Node, at: tuple[str, ...], names: set[object], loader: yaml.SafeLoader
+) -> str:
+    name = str(key.value)
+    _refuse_surrogates(name, (*at, name))
+    same: set[object] = {name}
+    if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+        same.add(loader.construct_object(key))  # `0` and `00` are one number
+    if names & same:  # YAML would silently keep the last one
+        what = f"field `{{path}}` is repeated in line {key.start_mark.line + 1}"
+        raise RefusedError(what, *at, name, fix="keep one")
+    names |= same
+    return name
 
 
 def _refuse_surrogates(text: str, at: tuple[str, ...]) -> None:
