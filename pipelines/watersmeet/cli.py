@@ -90,7 +90,9 @@ def _main(
 
 @app.command(rich_help_panel=TRY)
 def init(
-    directory: Annotated[Path, typer.Argument(help="Where to write; made if missing.")] = Path(),
+    directory: Annotated[
+        Path, typer.Argument(help="Where to write; made if missing.", callback=arguments.as_local)
+    ] = Path(),
     engine: Engine = None,
     as_json: Json = False,
 ) -> None:
@@ -107,7 +109,10 @@ def init(
 def fetch(
     into: Annotated[
         Path | None,
-        typer.Option(help="The folder; default: your cache, where they are looked for."),
+        typer.Option(
+            help="The folder; default: your cache, where they are looked for.",
+            callback=arguments.as_local,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -383,7 +388,7 @@ def verify(
 
 @app.command(rich_help_panel=LOOK)
 def rebuild(
-    into: Annotated[Path, typer.Option(help="A new folder for it.")],
+    into: Annotated[Path, typer.Option(help="A new folder for it.", callback=arguments.as_local)],
     timeout: Annotated[
         str | None, typer.Option(help="Another merge.timeout than the lake's, such as 60m.")
     ] = None,
@@ -496,7 +501,8 @@ def check(
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Also write an HTML page with the results.")
+        Path | None,
+        typer.Option(help="Also write an HTML page with the results.", callback=arguments.as_local),
     ] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
@@ -516,7 +522,7 @@ def check(
 
 @app.command(rich_help_panel=LOOK)
 def report(
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.", callback=arguments.as_local)],
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
@@ -630,7 +636,10 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 @app.command(rich_help_panel=TRY)
 def demo(
     directory: Annotated[
-        Path, typer.Option("--dir", help="Where the demo's lake and broker live.")
+        Path,
+        typer.Option(
+            "--dir", help="Where the demo's lake and broker live.", callback=arguments.as_local
+        ),
     ] = Path("demo-lake"),
     engine: Engine = None,
 ) -> None:

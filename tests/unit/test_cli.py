@@ -187,6 +187,10 @@ def test_a_wrong_configuration_is_one_sentence_that_says_where(tmp_path: Path) -
             "--since: `1969-12-31` is out of range",
         ),
         (["explain", "a", "--as-of", "0001-01-01"], "--as-of: `0001-01-01` is out of range"),
+        (["rebuild", "--into", "s3://x/y"], "--into: `s3://` begins a URI; name a path on this"),
+        (["report", "--out", "s3://x/r.html"], "--out: `s3://` begins a URI; name a path on this"),
+        (["check", "--html", "abfss://c@x/r.html"], "--html: `abfss://` begins a URI"),
+        (["broker", "start", "--dir", "file:///x"], "--dir: `file://` begins a URI"),
     ],
 )
 def test_an_argument_that_means_nothing_is_bad_usage_in_one_sentence(
@@ -266,6 +270,16 @@ def test_init_writes_the_example_once(tmp_path: Path) -> None:
     again = in_process("init", "new", cwd=tmp_path)
     assert_one_sentence(again, "watersmeet.yml", "already exists", exit_code=2)
     assert (tmp_path / "new" / "watersmeet.yml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("command", "where"),
+    [(["init"], "DIRECTORY"), (["demo", "--dir"], "--dir"), (["fetch", "--into"], "--into")],
+)
+def test_a_uri_is_no_folder_of_this_machine(tmp_path: Path, command: list[str], where: str) -> None:
+    done = in_process(*command, "s3://x/y", cwd=tmp_path)
+    assert_one_sentence(done, f"{where}: `s3://` begins a URI", exit_code=2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_broker_of_an_unknown_folder_does_not_run(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -141,6 +142,34 @@ def test_every_existing_file_is_named(tmp_path: Path) -> None:
         write_example(tmp_path)
     assert all(str(tmp_path / name) in str(caught.value) for name in FILES)
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["schemas", "expectations"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_nothing_is_written_where_one_folder_is_a_file_or_a_link_to_nothing(
+    tmp_path: Path, name: str, is_link: bool
+) -> None:
+    there = tmp_path / name
+    if is_link:
+        there.symlink_to("nowhere")
+    else:
+        there.write_text("mine")
+    with pytest.raises(ConfigurationError, match="is no folder; name another folder") as caught:
+        write_example(tmp_path)
+    assert str(caught.value).startswith(f"{there}: ")
+    assert list(tmp_path.iterdir()) == [there]
+
+
+@pytest.mark.parametrize("name", ["schemas", "expectations"])
+def test_nothing_is_written_where_one_folder_takes_nothing(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / name
+    there.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, _: path != there)  # root may write anywhere
+    with pytest.raises(ConfigurationError, match=r"cannot be written to \(Permission denied\)"):
+        write_example(tmp_path)
+    assert list(tmp_path.iterdir()) == [there]
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +38,19 @@ def as_utf_8(parameter: typer.CallbackParam, text: str | None) -> str | None:
         where = f"--{name}" if parameter.param_type_name == "option" else name.upper()
         fix = "write it in UTF-8, as records have it"
         raise ConfigurationError("it is not UTF-8", where=where, fix=fix) from None
+
+
+def as_local(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Return the path of a file or folder of this machine. Raises ConfigurationError for a URI."""
+    # A path has lost one of the slashes.
+    if path and (scheme := re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))):
+        is_option = parameter.param_type_name == "option"
+        raise ConfigurationError(
+            f"`{scheme[1]}://` begins a URI",
+            where=parameter.opts[0] if is_option else str(parameter.name).upper(),
+            fix="name a path on this machine, without a scheme",
+        )
+    return path
 
 
 Key = Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from watersmeet.commands.arguments import DEFAULT_CONFIG, Config, Json
+from watersmeet.commands.arguments import DEFAULT_CONFIG, Config, Json, as_local
 from watersmeet.commands.usage import new_app, show_help_alone
 from watersmeet.monitoring.observability import working
 from watersmeet.output import answer
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 broker_app = new_app(help="The embedded single-node Kafka, for development.")
 broker_app.callback()(show_help_alone)
 
-Directory = Annotated[Path, typer.Option("--dir", help="The broker's folder.")]
+Directory = Annotated[Path, typer.Option("--dir", help="The broker's folder.", callback=as_local)]
 DEFAULT_BROKER = Path("broker")
 
 

@@ -1,5 +1,6 @@
 """The example to start from: a configuration, records to try it with, its schemas and suites."""
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,18 +58,25 @@ def write_example(directory: Path, engine: str = "embedded") -> list[Path]:
     if engine == "spark":
         texts[configuration] = texts[configuration].replace(_EMBEDDED, _SPARK)
     texts[directory / "schemas" / "merged.json"] = _schema_of_messages()
+    fix = "name another folder, or move it away"
     if existing := [str(path) for path in texts if path.exists() or path.is_symlink()]:
-        fix = "name another folder, or move it away"
         raise ConfigurationError("already exists; it was kept", ", ".join(existing), fix)
+    for folder in sorted({path.parent for path in texts} - {directory}):
+        if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
+            raise ConfigurationError("is no folder", folder, fix)
+        if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+            raise _unwritable(folder, os.strerror(errno.EACCES))
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(
-            f"cannot be written to ({error.strerror})", directory, "name a folder that can"
-        ) from error
+        raise _unwritable(directory, error.strerror) from error
     return list(texts)
+
+
+def _unwritable(folder: Path, reason: str | None) -> ConfigurationError:
+    return ConfigurationError(f"cannot be written to ({reason})", folder, "name a folder that can")
 
 
 def init_view(facts: Mapping[str, Any]) -> str:
