@@ -388,7 +388,7 @@ def test_a_lake_of_an_earlier_layout_is_refused_and_told_how_to_go_on(
         check_layout(folder_store.reader, folder_store.lake)
 
 
-def create_silver(store: Store, layout: int | None) -> None:
+def create_silver(store: Store, layout: int | str | None) -> None:
     """Create silver with another number of its layout, or without one."""
     silver = store.lake.layout["silver"]
     said = {tables.LAYOUT: None if layout is None else str(layout)}
@@ -418,6 +418,17 @@ def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
     with pytest.raises(
         ConfigurationError,
         match=r"has layout 7, .* knows layout 6; use the version that wrote it, or a later",
+    ):
+        check_layout(either_store.reader, either_store.lake)
+
+
+def test_a_layout_that_is_no_number_is_refused_with_how_to_put_it_back(
+    either_store: Store,
+) -> None:
+    create_silver(either_store, "six")
+    with pytest.raises(
+        ConfigurationError,
+        match=r"silver has watersmeet.layout=six, .* SET TBLPROPERTIES \('watersmeet.layout' = '6'",
     ):
         check_layout(either_store.reader, either_store.lake)
 

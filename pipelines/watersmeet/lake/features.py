@@ -81,7 +81,7 @@ def _unusable(reader: TableReader, lake: Lake, table: str) -> ConfigurationError
         return ConfigurationError(
             f"{table} has {_APPEND_ONLY}=true, which somebody has set: no batch can change a row",
             where="lake",
-            fix=f"{_alter(lake, table)} UNSET TBLPROPERTIES ('{_APPEND_ONLY}')",
+            fix=f"{alter(lake, table)} UNSET TBLPROPERTIES ('{_APPEND_ONLY}')",
         )
     is_embedded = lake.settings.engine == "embedded"
     unknown = reader.unknown_features(table, for_writing=is_embedded)
@@ -89,7 +89,7 @@ def _unusable(reader: TableReader, lake: Lake, table: str) -> ConfigurationError
         return None
     feature = next((name for name in unknown if name in _REMOVED_BY), unknown[0])
     removed = _REMOVED_BY.get(feature, ())
-    statements = [f"{_alter(lake, table)} DROP FEATURE {dropped}" for dropped in removed]
+    statements = [f"{alter(lake, table)} DROP FEATURE {dropped}" for dropped in removed]
     ways = ["; ".join(statements)] if statements else []
     ways += (
         ["go on with `engine: spark`"]
@@ -125,14 +125,14 @@ def _of_property(
             f"{table} has the constraint {constraint}, `{value}`, which somebody has added: a "
             "batch with a row that does not pass it stops the run",
             "lake",
-            f"{_alter(lake, table)} DROP CONSTRAINT {constraint}, and make it an expectation "
+            f"{alter(lake, table)} DROP CONSTRAINT {constraint}, and make it an expectation "
             "(`quality.suites`)",
         )
     elif consequence is not None and value.lower() not in _OFF:
         yield Problem(
             f"{table} has {key}={value}, which somebody has set: {consequence}",
             "lake",
-            f"{_alter(lake, table)} UNSET TBLPROPERTIES ('{key}')",
+            f"{alter(lake, table)} UNSET TBLPROPERTIES ('{key}')",
         )
     elif key in _RETENTION and (interval_ms(value) or lake.settings.retention_ms) < (
         lake.settings.retention_ms
@@ -144,7 +144,8 @@ def _of_property(
         )
 
 
-def _alter(lake: Lake, table: str) -> str:
+def alter(lake: Lake, table: str) -> str:
+    """Return how a statement of SQL begins that changes a table, for Spark."""
     address = lake.address(table)
     is_in_catalog = lake.owning_lake(table).is_catalog
     return f"ALTER TABLE {address if is_in_catalog else f'delta.`{address}`'}"

@@ -9,6 +9,7 @@ begins an epoch (`lake.history`).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from watersmeet.core.texts import identified, topic_and_id
 from watersmeet.errors import ConfigurationError, Problem
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Append
+from watersmeet.lake.features import alter
 from watersmeet.lake.history import Epochs, epoch_body, facts_of
 from watersmeet.lake.journal import IDENTITY, MOVED, RULES, decide, read_journal
 from watersmeet.lake.location import Lake
@@ -65,7 +67,19 @@ def check_begun(reader: TableReader, lake: Lake) -> None:
 
 
 def _check_layout_version(reader: TableReader, lake: Lake) -> None:
-    layout = int(reader.properties(tables.SILVER).get(tables.LAYOUT, 0))
+    said = reader.properties(tables.SILVER).get(tables.LAYOUT, "0")
+    if not re.fullmatch(r"[0-9]{1,9}", said):
+        raise ConfigurationError(
+            f"{tables.SILVER} has {tables.LAYOUT}={said}, which somebody has set, and which is no "
+            "layout",
+            where="lake",
+            fix=(
+                f"set it back to what it was (this version writes {tables.LAYOUT_VERSION}): "
+                f"{alter(lake, tables.SILVER)} SET TBLPROPERTIES "
+                f"('{tables.LAYOUT}' = '{tables.LAYOUT_VERSION}')"
+            ),
+        )
+    layout = int(said)
     if layout > tables.LAYOUT_VERSION:
         raise ConfigurationError(
             f"{lake.location} has layout {layout}, and this version of Watersmeet knows "
