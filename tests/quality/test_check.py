@@ -24,8 +24,9 @@ from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import columns_of, topic_columns
 from watersmeet.lake.quality import Checked, last_results, last_versions
-from watersmeet.lake.table_reader import row_count
+from watersmeet.lake.table_reader import VersionGoneError, row_count
 from watersmeet.quality import rows
+from watersmeet.quality.check import batch_after
 from watersmeet.quality.suites import PROMISES, checked_views
 from watersmeet.settings import Settings
 
@@ -429,5 +430,8 @@ def test_where_silvers_log_has_forgotten_the_last_version_all_is_looked_at_again
         if int(file.stem.partition(".")[0]) <= (first.version or 0):
             file.unlink()
     reader = DeltaRsReader(lake.engine.lake)
-    assert rows.batch_at(reader, first.version) == -1
+    assert first.version is not None
+    assert batch_after(reader, first.version) == -1
+    with pytest.raises(VersionGoneError, match=f"version {first.version} of .* cannot be read"):
+        rows.batch_at(reader, first.version)
     assert rows.batch_at(reader, reader.version(tables.SILVER)) == 1

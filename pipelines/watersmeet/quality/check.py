@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from watersmeet.errors import ConfigurationError, KafkaRequestError, KafkaTransi
 from watersmeet.lake import tables
 from watersmeet.lake.progress import BatchVersions
 from watersmeet.lake.quality import Checked, last_versions
-from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.table_reader import TableReader, VersionGoneError
 from watersmeet.quality.evaluate import Outcome, evaluate
 from watersmeet.quality.rows import (
     Batches,
@@ -155,12 +156,24 @@ def _grouped(
 ) -> dict[tuple[str, int], list[Suite]]:
     # Suites of one table and the batch after which they look read the same rows.
     versions = last_versions(reader) if since is None else {}
-    after = {version: batch_at(reader, version) for version in {since, *versions.values()}}
+    after = {version: batch_after(reader, version) for version in {None, *versions.values()}}
+    if since is not None:
+        after[since] = batch_at(reader, since)
     groups: dict[tuple[str, int], list[Suite]] = {}
     for suite in suites:
         version = versions.get((suite.name, suite.table), since)
         groups.setdefault((suite.table, after[version]), []).append(suite)
     return groups
+
+
+def batch_after(reader: TableReader, version: int | None) -> int:
+    """Return the last batch of a version of silver, after which a check goes on.
+
+    -1, so that it looks at all, where there is none or the log has forgotten the version.
+    """
+    with suppress(VersionGoneError):
+        return batch_at(reader, version)
+    return -1
 
 
 def _results(

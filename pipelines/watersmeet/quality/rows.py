@@ -56,7 +56,6 @@ from watersmeet.lake.published import (
 from watersmeet.lake.table_reader import (
     Condition,
     TableReader,
-    VersionGoneError,
     Where,
     within,
 )
@@ -122,13 +121,13 @@ class Batches(NamedTuple):
 
 
 def batch_at(reader: TableReader, version: int | None) -> int:
-    """Return the last batch that a version of silver (None: none) has; -1 where that is unknown."""
+    """Return the last batch that a version of silver (None: none) has; -1 before the first.
+
+    Raises VersionGoneError where the log has forgotten the version.
+    """
     if version is None or not reader.exists(tables.SILVER):
         return -1
-    try:
-        last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")}, version=version)
-    except VersionGoneError:
-        return -1
+    last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")}, version=version)
     batch: int | None = last["batch"][0].as_py()
     return -1 if batch is None else batch
 
