@@ -16,7 +16,7 @@ from decimal import Decimal
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
@@ -45,6 +45,7 @@ from watersmeet.lake.history import Generation, generation_body
 from watersmeet.lake.identity import begin_epoch
 from watersmeet.lake.inputs import topic_partition
 from watersmeet.lake.journal import BEGIN, decide
+from watersmeet.lake.location import OPENED_BY_DELTA_RS, Lake
 from watersmeet.lake.table_reader import normalise
 from watersmeet.lake.views import views
 from watersmeet.running.lake_sequence import values_under
@@ -329,6 +330,11 @@ def _silver(settings: Settings, bronze: pa.Table, partitions: Sequence[int]) -> 
     with _temporary_folder() as folder:
         own = {"lake": folder, "engine": "embedded", "durable": False, "keep": KeepSettings()}
         settings = settings.model_copy(update=own)
+        if Lake(settings).needs_spark:
+            raise ConfigurationError(
+                f"there is no place for a temporary folder in {gettempdir()}",
+                fix=f"set TMPDIR to a folder whose path is {OPENED_BY_DELTA_RS}",
+            )
         engine = open_engine(settings)
         create_tables(engine)
         begin_epoch(engine.reader, engine.append, settings, 0)

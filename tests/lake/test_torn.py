@@ -21,7 +21,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.location import Lake
-from watersmeet.lake.log_files import LOG, entry_of
+from watersmeet.lake.log_files import LAST_CHECKPOINT, LOG, entry_name, entry_of
 from watersmeet.lake.table_reader import row_count
 from watersmeet.lake.torn import check_whole, move_aside, moved_aside
 
@@ -236,6 +236,16 @@ def test_files_that_writers_leave_in_a_log_hide_nothing(lake: Lake) -> None:
     append(EmbeddedEngine(lake), tables.SILVER, LAST + 1)
     check_whole(lake)
     assert DeltaRsReader(lake).version(tables.SILVER) == LAST + 1
+
+
+@pytest.mark.parametrize("name", [LAST_CHECKPOINT, entry_name(LAST), entry_name(LAST + 1)])
+def test_a_folder_where_a_file_of_the_log_belongs_is_named(lake: Lake, name: str) -> None:
+    log = log_of(lake, tables.SILVER)
+    (log / name).unlink(missing_ok=True)
+    (log / name).mkdir()
+    for look in (check_whole, move_aside):
+        with pytest.raises(WatersmeetError, match=rf"{name} is a folder.*; move it away"):
+            look(lake)
 
 
 def test_hadoops_checksums_that_are_not_whole_are_removed(lake: Lake) -> None:

@@ -380,9 +380,11 @@ def test_nothing_is_left_in_the_temporary_folder_which_there_must_be(
     record = {"source": "tracking", "key": "a", "value": {"ts": 0}, "timestamp": 0}
     assert len(try_records(settings, [record])["records"]) == 1
     assert [*tmp_path.iterdir()] == []
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(ConfigurationError, match=r"no place for a temporary folder .*TMPDIR"):
-        try_records(settings, [record])
+    (tmp_path / "a#b").mkdir()
+    for unfit in ("missing", "a#b"):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / unfit))
+        with pytest.raises(ConfigurationError, match=r"no place for a temporary folder .*TMPDIR"):
+            try_records(settings, [record])
 
 
 def test_a_record_that_cannot_be_sent_is_named_by_its_number() -> None:

@@ -22,6 +22,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _FILE_URI = re.compile(r"file:(?://(?:localhost)?)?(?=/)")
 _NOT_BY_DELTA_RS = re.compile(r"[#?\[\]|^\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
 """Characters that delta-rs cannot have in a path, or does not take literally."""
+OPENED_BY_DELTA_RS = "without # ? [ ] | ^ \\, control characters or a % with two hexadecimal digits"
+"""How a path is that has none of these, for the end of a sentence."""
 _NOT_HADOOPS = "/Volumes/"
 """The beginning of paths that Databricks itself has, on each of its file systems."""
 _DELTA_RS_SCHEMES = frozenset(["s3", "s3a", "abfs", "abfss", "az", "adl", "azure", "gs"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.files import Files
-from watersmeet.lake.location import Lake, has_store, local_path, scheme_of
+from watersmeet.lake.location import OPENED_BY_DELTA_RS, Lake, has_store, local_path, scheme_of
 from watersmeet.lake.table_reader import TableReader
 
 if TYPE_CHECKING:
@@ -48,9 +48,8 @@ def check_openable(lake: Lake) -> None:
             f"embedded cannot open {lake.location}",
             where="engine",
             fix=(
-                "name an object-store URI (s3:, abfss:, gs:) or a folder (its path without # ? [ "
-                "] | ^ \\, control characters or a % with two hexadecimal digits) as the lake, "
-                "or engine: spark"
+                "name an object-store URI (s3:, abfss:, gs:) or a folder (its path "
+                f"{OPENED_BY_DELTA_RS}) as the lake, or engine: spark"
             ),
         )
 
