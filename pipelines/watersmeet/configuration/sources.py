@@ -24,7 +24,6 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import InitErrorDetails
 
 from watersmeet.configuration import values as kinds
 from watersmeet.configuration.file import RefusedError, known_instead
@@ -72,11 +71,14 @@ class Part(BaseModel):
                 what = "required field `{path}` is missing"
                 refused[name] = RefusedError(what, fix=f"add it{example}")
         if refused:
-            faults = [
-                InitErrorDetails(type="value_error", loc=(name,), input=None, ctx={"error": error})
-                for name, error in refused.items()
-            ]
-            raise ValidationError.from_exception_data(cls.__name__, faults, hide_input=True)
+            raise ValidationError.from_exception_data(
+                cls.__name__,
+                [
+                    {"type": "value_error", "loc": (name,), "input": None, "ctx": {"error": error}}
+                    for name, error in refused.items()
+                ],
+                hide_input=True,
+            )
         return data
 
     @classmethod
