@@ -145,7 +145,14 @@ def _tails(lake: Lake) -> Iterator[Tail]:
     if folder is None:
         return
     for name in lake.layout.keys() - lake.external_tables.keys():
-        yield _tail(folder / name / LOG)
+        try:
+            tail = _tail(folder / name / LOG)
+        except IsADirectoryError as error:
+            raise WatersmeetError(
+                f"{error.filename} is a folder, where a file of the table's log belongs",
+                fix="move it away, and start again",
+            ) from None
+        yield tail
 
 
 @contextmanager
@@ -209,13 +216,6 @@ def _tail(log_folder: Path) -> Tail:
 
 def _tail_of(log_folder: Path, names: Sequence[str]) -> Tail:
     tail = Tail(log_folder)
-    for name in names:
-        is_of_log = version_of(name) is not None or name == LAST_CHECKPOINT
-        if is_of_log and (log_folder / name).is_dir():
-            raise WatersmeetError(
-                f"{log_folder / name} is a folder, where a file of the table's log belongs",
-                fix="move it away, and start again",
-            )
     entries = [v for name in names if (v := version_of(name, ENTRY)) is not None]
     if not entries:
         tail.is_whole_table = ASIDE in names
