@@ -34,9 +34,8 @@ def as_utf_8(parameter: typer.CallbackParam, text: str | None) -> str | None:
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
-        name = str(parameter.name)
-        where = f"--{name}" if parameter.param_type_name == "option" else name.upper()
         fix = "write it in UTF-8, as records have it"
+        where = _name_of(parameter)
         raise ConfigurationError("it is not UTF-8", where=where, fix=fix) from None
 
 
@@ -44,13 +43,17 @@ def as_local(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
     """Return the path of a file or folder of this machine. Raises ConfigurationError for a URI."""
     # A path has lost one of the slashes.
     if path and (scheme := re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))):
-        is_option = parameter.param_type_name == "option"
         raise ConfigurationError(
             f"`{scheme[1]}://` begins a URI",
-            where=parameter.opts[0] if is_option else str(parameter.name).upper(),
+            where=_name_of(parameter),
             fix="name a path on this machine, without a scheme",
         )
     return path
+
+
+def _name_of(parameter: typer.CallbackParam) -> str:
+    is_option = parameter.param_type_name == "option"
+    return parameter.opts[0] if is_option else str(parameter.name).upper()
 
 
 Key = Annotated[

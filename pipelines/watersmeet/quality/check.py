@@ -156,9 +156,8 @@ def _grouped(
 ) -> dict[tuple[str, int], list[Suite]]:
     # Suites of one table and the batch after which they look read the same rows.
     versions = last_versions(reader) if since is None else {}
-    after = {version: batch_after(reader, version) for version in {None, *versions.values()}}
-    if since is not None:
-        after[since] = batch_at(reader, since)
+    last_batch = batch_after if since is None else batch_at
+    after = {version: last_batch(reader, version) for version in {since, *versions.values()}}
     groups: dict[tuple[str, int], list[Suite]] = {}
     for suite in suites:
         version = versions.get((suite.name, suite.table), since)
