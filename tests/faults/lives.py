@@ -415,15 +415,15 @@ class Fate(Life):
             self.new_sink()
         elif "`watersmeet evolve --apply` records it" in said or CUT_SHORT in said:
             self.follow("evolve", "--apply")
-        elif (
-            "run the lake, and wait until its clock has passed" in said
-            or "run the lake until its clock has passed" in said
-        ):
+        elif until := re.search(r"until its clock has passed (\S+[ T]\S+Z)", said):
             now = copy.deepcopy(self.river.config)
             self.river.config = self._config_of_lake()
+            if "with a `keep` that is long enough" in said:
+                self.river.config["keep"] = now["keep"]
+            passed = round(datetime.fromisoformat(until[1]).timestamp() * 1000)
+            self.now = max(self.now, passed) + 5000
             for source in SOURCES:
-                self.put(source, (None, self.now + 5000))
-            self.now += 5000
+                self.put(source, (None, self.now))
             self.run()
             self.river.config = now
         else:
