@@ -186,8 +186,12 @@ def test_a_jump_is_told_in_offsets_since_not_each_is_a_record() -> None:
     closed = ("open_records", "unpublished_records", "corrections", "late_records")
     jump = {"source": "orders", "partition": 0, "from_offset": 3, "to_offset": 9, "skipped": 6}
     answer = {f"{name}_closed": 0 for name in closed} | {"to": "latest", "done": False}
-    lines = read(reset_view({**answer, "jumps": [{**jump, "read_again": 0}]}))
+    answer |= {"forget_again": False, "jumps": [{**jump, "read_again": 0}]}
+    lines = read(reset_view(answer))
     assert lines[1:3] == [
         "source partition from to offsets skipped offsets read again",
         "orders 0 3 9 6 0",
     ]
+    assert "forget these keys once more" in "\n".join(
+        read(reset_view(answer | {"forget_again": True}))
+    )

@@ -321,6 +321,37 @@ def test_a_key_that_was_forgotten_does_not_come_back_by_reading_again(
     life.check()
 
 
+def test_a_jump_to_what_was_never_read_says_that_a_forgotten_key_may_be_there(
+    kafka: str, tmp_path: Path
+) -> None:
+    """The first record lay before the lake's beginning, and a jump had passed over another."""
+    life = Life.make(kafka, tmp_path)
+    life.both(("k101", 0))
+    life.configure("kafka.start", "latest")
+    life.run()
+    fed(life, 100)
+
+    def jumped(to: str) -> bool:
+        return bool(json.loads(life.call("reset", "--to", to, "--json"))["forget_again"])
+
+    assert not jumped("earliest"), "no key was forgotten"
+    life.call("forget", "k101", "--apply")
+    assert jumped("earliest")
+    assert not jumped("latest")
+    life.both(("k101", 1500))
+    life.call("reset", "--to", "latest", "--yes")
+    life.call("reset", "--to", "earliest", "--yes")
+    life.both((None, FAR))
+    life.run()
+    life.call("forget", "k101", "--apply")
+    assert not json.loads(life.call("reset", "--to", "latest", "--json"))["forget_again"]
+    for table in ("bronze_tracking", "bronze_orders", "merged"):
+        keys = life.river.reader.select(table, ["merge_key"])["merge_key"].to_pylist()
+        assert keys
+        assert "k101" not in keys
+    life.check()
+
+
 @pytest.mark.nightly
 def test_the_place_of_an_erased_record_goes_once_kafka_no_longer_has_it(
     kafka: str, tmp_path: Path

@@ -272,6 +272,11 @@ def reset_view(answer: Row) -> Group:
     if pending := answer["late_records_closed"]:
         of_late = "was" if is_done and pending == 1 else verb
         said += f", and {number_of(pending, 'late record')} {of_late} corrected no more"
+    if answer["forget_again"]:
+        said += (
+            "\nIt reads records for the first time, which may have keys that were forgotten: "
+            "forget these keys once more afterwards."
+        )
     return _change_view(said, table, is_done, "--yes", "changed")
 
 

@@ -302,7 +302,8 @@ class Jump:
 
         That is: its offsets by topic-partition, how many open records it closes, how many finished
         ones and corrections that are not published, and how many late records it leaves that would
-        have made a correction.
+        have made a correction; and whether it reads records for the first time that may have a key
+        which was forgotten before.
         """
         self._check()
         return {
@@ -311,6 +312,7 @@ class Jump:
             "unpublished_records_closed": self._unpublished(MERGED),
             "corrections_closed": self._unpublished(CORRECTED),
             "late_records_closed": self._pending_corrections(),
+            "forget_again": self._may_bring_a_forgotten_key(),
             "jumps": [
                 {
                     "source": self.settings.input_names[jump.tp.input],
@@ -324,6 +326,13 @@ class Jump:
                 for jump in self.jumps
             ],
         }
+
+    def _may_bring_a_forgotten_key(self) -> bool:
+        history = read_history(self._reader, self.settings)
+        to = {jump.tp: jump.to_offset for jump in self.jumps}
+        begin = {tp: at for tp, at in self._before[0].begin.items() if at}
+        unread = [*begin.items(), *((skip.tp, skip.to_offset) for skip in history.skips)]
+        return bool(history.erased) and any(to[tp] < until for tp, until in unread if tp in to)
 
     def _unpublished(self, sequence: Order) -> int:
         where = unpublished(sequence, self._before.newest, self._generation)
