@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.support.effort import first_then_nightly
 from tests.support.fault_points import IN_BEGINNING, IN_RESET
 from tests.support.lives import Life, killed_at
-from tests.support.topics import create_topics, delete_records, delete_topic
+from tests.support.topics import CheckedProducer, create_topics, delete_records, delete_topic
 from watersmeet.core.silver import IDLE, in_silver
 from watersmeet.core.times import time_text
 from watersmeet.lake import tables
@@ -167,6 +167,77 @@ def test_a_redriven_record_and_the_refused_one_are_never_both_merged(
     counts = life.numbers()
     assert set(counts.values()) == {1}
     assert life.keyed <= set(counts)
+    life.check()
+
+
+@pytest.mark.promise("B120", "N120")
+@pytest.mark.fault("jumps", "rules", "retention")
+def test_a_redriven_record_that_is_out_comes_by_no_jump_nor_does_the_refused_one_that_keep_deleted(
+    kafka: str, tmp_path: Path
+) -> None:
+    """To a time between them, by Kafka's own times, and to before both, where the refused one is
+    read anew, by rules that take it."""
+    life = Life.make(kafka, tmp_path, keep={"quarantine": "1s"})
+    begin, refused = now_ms(), ("", now_ms())
+    life.send("tracking", refused, id="k1")  # an empty key
+    life.run()
+    life.evolve("sources.tracking.key", {"first_of": ["id", "k"]})
+    between = time_text(now_ms())
+    life.call("redrive", "--reason", "no_key", "--apply")
+    life.both((None, begin + FAR))
+    life.run()
+    [number] = life.numbers()
+    life.both((None, now_ms() + 60_000))
+    life.run()
+    life.call("maintain")
+    reader = life.river.reader
+    assert row_count(reader, tables.QUARANTINE) == 0
+    life.evolve("merge.timeout", "1h")  # what is merged anew sorts behind what is out
+    for number_of, to in enumerate((between, "earliest"), start=1):
+        life.call("reset", "--to", to, "--yes")
+        life.both((None, now_ms() + 2 * 3_600_000))
+        life.run()
+        assert row_count(reader, tables.MERGED, [[("generation", "=", number_of)]]) == 0, to
+    assert life.numbers() == {number: 1}
+    life.call("verify")
+
+
+@pytest.mark.promise("B120")
+@pytest.mark.fault("jumps", "retention")
+def test_copies_of_what_is_out_in_messages_and_corrections_come_by_no_jump_forward(
+    kafka: str, tmp_path: Path
+) -> None:
+    """Another lake has redriven them since. What `keep` deletes afterwards changes nothing."""
+    corrections = {"topic": f"{tmp_path.name}-corrections", "within": "1h"}
+    life = Life.make(kafka, tmp_path, publish__corrections=corrections)
+    life.send("tracking", ("a", 0))
+    life.both((None, 1000))
+    life.send("tracking", ("b", 100))  # late
+    life.both((None, 3000))
+    life.run()
+    reader, topic = life.river.reader, life.river.topic("tracking")
+    assert row_count(reader, tables.CORRECTIONS, [[("valid", "=", True)]]) == 1
+    life.call("reset", "--to", "latest", "--yes")
+    rows = reader.select(tables.bronze("tracking"), ["offset", "merge_key", "value"]).to_pylist()
+    producer = CheckedProducer(kafka)
+    for row in rows:
+        if row["merge_key"] is not None:
+            claim = f"{topic}/0/{row['offset']}".encode()
+            headers: list[tuple[str, str | bytes | None]] = [("watersmeet.redriven", claim)]
+            producer.produce(topic, row["value"], partition=0, headers=headers)
+    assert producer.flush() == 0
+    life.both((None, FAR))
+    life.run()
+    of_second = [[("generation", "=", 1)]]
+    assert row_count(reader, tables.MERGED, of_second) == 0
+    assert row_count(reader, tables.PASSED, of_second) == 2
+    life.check()
+    after = 3 * 86_400_000
+    life.both(("z", after), (None, after + FAR))
+    life.run()
+    life.configure("keep", {"silver": "1d"})
+    life.call("maintain")
+    assert row_count(reader, tables.MERGED, [[("merge_key", "=", "a")]]) == 0
     life.check()
 
 

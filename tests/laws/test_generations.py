@@ -3,6 +3,8 @@ stays out, once."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.laws.conftest import QUICK, MakeLake, in_folders
@@ -22,8 +24,9 @@ from tests.support.inputs import input_of
 from tests.support.lakes import CaseLake, as_tuples
 from watersmeet.core.model import PartitionMerge
 from watersmeet.core.plan import TopicPartition
-from watersmeet.core.sequence import Tail
+from watersmeet.core.sequence import MERGED, Tail
 from watersmeet.lake import tables
+from watersmeet.lake.commits import Commit
 from watersmeet.lake.history import read_history
 from watersmeet.lake.identity import begin_epoch
 from watersmeet.running.owner import Owner
@@ -251,35 +254,138 @@ def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jum
     assert silver(lake, 0) == closed
 
 
+# -- records that were redriven
+
+
+def claiming(monkeypatch: pytest.MonkeyPatch, copies: dict[int, int]) -> None:
+    """These records of tracking, by their offsets, say that they are copies of others of it."""
+    own = lakes.headers_of
+
+    def headers(source: str, offset: int) -> list[dict[str, Any]]:
+        if source != "tracking" or offset not in copies:
+            return own(source, offset)
+        value = f"tracking/0/{copies[offset]}".encode()
+        return [{"key": "watersmeet.redriven", "value": value}]
+
+    monkeypatch.setattr(lakes, "headers_of", headers)
+
+
+def of_tracking(new_lake: MakeLake, *values: bytes, orders: int = 1) -> CaseLake:
+    """A lake of a partition, in which so many heartbeats of orders come last: every third record
+    has no Kafka key. Of the rest of each, nothing has arrived."""
+    every: dict[str, list[bytes | None]] = {"tracking": [*values]}
+    every["orders"] = [heartbeat(9000)] * orders
+    arrivals = [source for source, its in every.items() for _ in its]
+    lake = new_lake({0: Case(every, 100, arrivals)})
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, 0)
+    return lake
+
+
+def tails_of(lake: CaseLake, generation: int) -> dict[int, Tail]:
+    """The last message, where all that a generation has finished is out."""
+    where = [[("status", "=", "timed_out"), ("generation", "=", generation)]]
+    columns = ["partition", "event_time", *MERGED.order]
+    rows = sorted(lake.reader.select(tables.SILVER, columns, where).to_pylist(), key=MERGED.place)
+    return {row["partition"]: Tail(n, MERGED.place(row), n, 0) for n, row in enumerate(rows)}
+
+
+def passed(lake: CaseLake, generation: int) -> list[int]:
+    where = [[("status", "=", "passed"), ("generation", "=", generation)]]
+    return sorted(lake.reader.select(tables.SILVER, ["offset"], where)["offset"].to_pylist())
+
+
+@pytest.mark.promise("B120")
+@pytest.mark.fault("jumps", "retention")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("fate", ["out", "out, and deleted", "closed by the jump"])
+def test_a_copy_of_a_record_that_is_out_stays_out_where_a_jump_begins_between_them(
+    new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, fate: str
+) -> None:
+    """By a longer timeout its merge record would sort after what is out."""
+    claiming(monkeypatch, {3: 0})
+    rest = heartbeat(0), heartbeat(0), keyed("a", 0), heartbeat(9000)
+    lake = of_tracking(new_lake, keyed("a", 0), *rest)
+    lake.arrive()
+    lake.merge()
+    assert passed(lake, 0) == [3]
+    lake.change_rules({"merge.timeout": 5000})
+    if fate.endswith("deleted"):  # by `keep`
+        commit = Commit("deletes", 1, 1)
+        lake.quick.delete(tables.bronze("tracking"), [[("offset", "=", 0)]], commit)
+    begin = {tp: int(tp.input.source == "tracking") for tp in lake.every}
+    is_out = fate.startswith("out")
+    lake.jump(begin, tails_of(lake, 0) if is_out else {})
+    lake.merge()
+    assert len(silver(lake, 1)) == (not is_out)
+    assert passed(lake, 1) == [3] * is_out
+
+
+@pytest.mark.promise("B120")
+@pytest.mark.fault("jumps")
+@in_folders
+@pytest.mark.parametrize("is_out", [True, False])
+def test_a_copy_of_a_record_that_is_out_stays_out_where_it_comes_after_a_jump_forward(
+    new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, is_out: bool
+) -> None:
+    claiming(monkeypatch, {3: 0})
+    before = keyed("a", 0), heartbeat(0), heartbeat(9000)
+    lake = of_tracking(new_lake, *before, keyed("a", 0), heartbeat(9000), orders=2)
+    lake.cases[0].arrivals = [*["tracking"] * 3, "orders", *["tracking"] * 2, "orders"]
+    lake.arrive(4 / 7)
+    lake.merge()
+    stood = {tp: at.next_offset for tp, at in lake.start().recover().state.cursors.items()}
+    lake.jump(stood, tails_of(lake, 0) if is_out else {})
+    lake.arrive()
+    lake.merge()
+    assert len(silver(lake, 1)) == (not is_out)
+    assert passed(lake, 1) == [3] * is_out
+
+
 @pytest.mark.promise("B120")
 @pytest.mark.fault("jumps")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-@pytest.mark.parametrize("is_out", [True, False])
-def test_a_copy_of_a_record_that_is_out_stays_out_where_a_jump_begins_between_them(
-    new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, is_out: bool
+def test_a_record_of_which_a_copy_is_out_stays_out_where_a_jump_leads_back_to_it(
+    new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a longer timeout its merge record would sort after what is out."""
-    claim = [{"key": "watersmeet.redriven", "value": b"tracking/0/0"}]
-    original = lakes.headers_of
-    monkeypatch.setattr(
-        lakes,
-        "headers_of",
-        lambda source, at: claim if (source, at) == ("tracking", 3) else original(source, at),
-    )
-    # Of these, the first and the last have no Kafka key.
-    tracking: list[bytes | None] = [keyed("a", 0), heartbeat(0), heartbeat(0), keyed("a", 0)]
-    tracking.append(heartbeat(9000))
-    case = Case({"tracking": tracking, "orders": [heartbeat(9000)]}, 100)
-    case.arrivals = ["tracking"] * 5 + ["orders"]
-    lake = new_lake({0: case})
-    begin_epoch(lake.reader, lake.quick.append, lake.settings, 0)
+    claiming(monkeypatch, {3: 0})
+    rest = heartbeat(0), heartbeat(0), keyed("a", 0), heartbeat(9000)
+    lake = of_tracking(new_lake, keyed("a", 0), *rest)
+    lake.arrive()
+    nowhere = dict.fromkeys(lake.every, 0)
+    lake.jump(nowhere | {tp: 1 for tp in nowhere if tp.input.source == "tracking"})
+    lake.merge()
+    assert len(silver(lake, 1)) == 1, "the copy alone was read"
+    lake.change_rules({"merge.timeout": 5000})
+    lake.jump(nowhere, tails_of(lake, 1))
+    lake.merge()
+    assert silver(lake, 2) == []
+    assert passed(lake, 2) == [0, 3]
+
+
+@pytest.mark.promise("N120")
+@pytest.mark.fault("rules")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_copy_of_a_copy_that_was_refused_is_one_of_the_record_that_was_not(
+    new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """Unless that one was refused, too."""
+    claiming(monkeypatch, {3: 0, 6: 3})
+    copy, more = keyed("a", 0), [heartbeat(0)] * 2
+    lake = of_tracking(new_lake, copy, *more, copy, *more, copy, heartbeat(9000))
+    path = "sources.tracking.key"
+    key = lake.settings.rules()[path]
+    if is_refused:
+        lake.change_rules({path: "another"})
+    lake.arrive(3 / 9)
+    lake.merge()
+    lake.change_rules({path: "another"})
+    lake.arrive(6 / 9)
+    lake.merge()
+    lake.change_rules({path: key})
     lake.arrive()
     lake.merge()
-    [row] = model_of(case, dict.fromkeys(SOURCES, 0), 6, {("tracking", 3)}).published_order()
-    lake.change_rules({"merge.timeout": 5000})
-    begin = {tp: int(tp.input.source == "tracking") for tp in lake.every}
-    lake.jump(begin, {0: Tail(0, row.place(), 0, 0)} if is_out else {})
-    lake.merge()
-    assert len(silver(lake, 1)) == (not is_out)
-    passed = lake.reader.select(tables.SILVER, ["offset"], [[("status", "=", "passed")]])
-    assert [3] * (1 + is_out) == passed["offset"].to_pylist()
+    assert [row[2] for row in lake.quarantined()] == ([0, 3] if is_refused else [3])
+    [row] = silver(lake, 0)
+    assert [offset for offset, *_ in row[5]] == [6 if is_refused else 0]  # type: ignore[attr-defined]
+    assert passed(lake, 0) == [6] * (not is_refused)

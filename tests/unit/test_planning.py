@@ -57,7 +57,8 @@ class Asked:
             for row in ({"topic": topic, **row} for row in self.tables[table])
             if any(all(_holds(row, *each) for each in term) for term in where or [[]])
         ]
-        kinds = dict.fromkeys(["merge_key", "tenant", "source", "topic"], pa.string())
+        names = ["merge_key", "tenant", "source", "topic", "reason"]
+        kinds = dict.fromkeys(names, pa.string())
         kinds |= dict.fromkeys(["key", "value"], pa.binary())
         return pa.table(
             {

@@ -136,12 +136,13 @@ class Evidence:
     @cached_property
     def out(self) -> Mapping[TopicPartition, Ints]:
         """By topic-partition, the offsets that the generation passes over: parts of messages of
-        earlier generations, and redriven copies of records that it has, or had before `keep`.
+        earlier generations, and redriven copies of these, or of records that it has, or had before
+        `keep`.
         """
         found = read_out(self.reader, self.generation)
-        if self.base is None:
-            return found
-        floors = {tp: cursor.next_offset for tp, cursor in self.base.cursors.items()}
+        floors = dict(self.generation.begin)
+        if self.base is not None:
+            floors |= {tp: cursor.next_offset for tp, cursor in self.base.cursors.items()}
         deleted = copies_of_deleted(self.reader, self.generation, floors)
         return joined([*found.items(), *deleted])
 

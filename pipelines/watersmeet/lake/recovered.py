@@ -44,6 +44,9 @@ MESSAGES: Final[Where] = [[_OUT, ("merge_key", "is not null", None)]]
 Ranges = Mapping[TopicPartition, tuple[int, int]]
 """Offsets `[from, until)` by topic-partition."""
 
+PartsAmong = Callable[[Mapping[TopicPartition, Int64s]], Mapping[TopicPartition, Int64s]]
+"""Takes offsets by topic-partition, and returns those of parts of messages."""
+
 
 def has_messages(reader: TableReader, generation: Generation) -> bool:
     """Return True where a generation knows messages that were read back from the sink."""
@@ -81,22 +84,36 @@ def read_since(reader: TableReader, generation: Generation) -> dict[int, int]:
 
 
 def read_out(
-    reader: TableReader, generation: Generation, ranges: Ranges | None = None
+    reader: TableReader,
+    generation: Generation,
+    ranges: Ranges | None = None,
+    parts_among: PartsAmong | None = None,
 ) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the offsets of records that a generation skips, in order.
 
-    A message of an earlier generation has them, or they are copies of records that this one has.
-    `ranges`: the offsets to look at; all without.
+    A message of an earlier generation has them, or they are copies of records that one has, or that
+    this generation has not refused: its rules of reading have changed since the redrive, or the
+    lake was lost. `ranges`: the offsets to look at; all without. `parts_among`: tells which records
+    from before the generation messages have, beside those that it knows itself.
     """
-    within_all = (
-        {tp: (begin, None) for tp, begin in generation.begin.items()} if ranges is None else ranges
-    )
-    return joined(
-        [
-            *parts_of_messages(reader, generation, within_all),
-            *_offsets_of_copies(reader, generation, within_all),
-        ]
-    )
+    begin = generation.begin
+    within_all = {tp: (at, None) for tp, at in begin.items()} if ranges is None else ranges
+    copies, earlier = list[tuple[TopicPartition, Int64s]](), defaultdict[Any, list[Int64s]](list)
+    for tp, pair in _copied(reader, within_all):
+        if pair[1] >= begin.get(tp, 0):
+            copies.append((tp, pair[:1]))
+        else:
+            earlier[tp].append(pair)
+    pairs = {tp: np.stack(its, axis=1) for tp, its in earlier.items()}
+    named = {tp: np.unique(originals) for tp, (_, originals) in pairs.items()}
+    parts = parts_among(named) if parts_among is not None and named else {}
+    for tp, (at, originals) in pairs.items():
+        is_out: Booleans = np.isin(originals, parts.get(tp, ()))
+        before = {tp: (int(originals.min()), begin[tp])}
+        for _tp, since, until in _parts_of_messages(reader, generation, before):
+            is_out |= (originals >= since) & (originals < until)
+        copies.append((tp, at[is_out]))
+    return joined([*parts_of_messages(reader, generation, within_all), *copies])
 
 
 def joined(parts: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartition, Int64s]:
@@ -138,6 +155,15 @@ def parts_of_messages(
 
     `ranges`: the offsets to look at (until None: no end).
     """
+    for tp, since, until in _parts_of_messages(reader, generation, ranges):
+        yield tp, np.arange(since, until, dtype=np.int64)
+
+
+def _parts_of_messages(
+    reader: TableReader,
+    generation: Generation,
+    ranges: Mapping[TopicPartition, tuple[int, int | None]],
+) -> Iterator[tuple[TopicPartition, int, int]]:
     if not ranges:
         return
     where = list[Sequence[Condition]]()
@@ -152,55 +178,33 @@ def parts_of_messages(
         since = max(since, row["from_offset"])
         until = row["until_offset"] if until is None else min(until, row["until_offset"])
         if since < until:
-            yield tp, np.arange(since, until, dtype=np.int64)
+            yield tp, since, until
 
 
-def _offsets_of_copies(
-    reader: TableReader,
-    generation: Generation,
-    ranges: Mapping[TopicPartition, tuple[int, int | None]],
-) -> Iterator[tuple[TopicPartition, Int64s]]:
-    """Yield the offsets of redriven records whose original this lake has not refused.
-
-    Since the redrive, its rules of reading have changed, or the lake was lost.
-    """
-    begin = generation.begin
-    return _copied(reader, ranges, lambda tp, originals: originals >= begin.get(tp, 0))
-
-
-def copies_of(
+def with_copies(
     reader: TableReader, out: Mapping[TopicPartition, Int64s]
-) -> Iterator[tuple[TopicPartition, Int64s]]:
-    """Yield the offsets of redriven records that are copies of these records; `out`: by
-    topic-partition, sorted offsets.
+) -> Mapping[TopicPartition, Int64s]:
+    """Return sorted offsets by topic-partition with those of all copies of these records, and of
+    the records that these are copies of.
 
-    A generation that begins between a record and its copy does not know the record.
+    A generation knows no copies of what lies before its beginning, and none that a later record
+    has. Of what `keep` has deleted, silver tells which records were passed over as copies.
     """
-    ranges = dict.fromkeys(out, (0, None))
-    return _copied(reader, ranges, lambda tp, originals: np.isin(originals, out[tp]))
 
+    def is_one_out(tp: TopicPartition, copies: Int64s, originals: Int64s) -> Booleans:
+        is_copy_out: Booleans = np.isin(copies, out[tp])
+        return is_copy_out ^ np.isin(originals, out[tp])
 
-def _copied(
-    reader: TableReader,
-    ranges: Mapping[TopicPartition, tuple[int, int | None]],
-    may_be_copied: Callable[[TopicPartition, Int64s], Booleans],
-) -> Iterator[tuple[TopicPartition, Int64s]]:
-    # A record that only says that it was redriven is another record, and no copy.
-    for input_id, input_ranges in sorted(by_input(ranges).items()):
-        redriven: Where = [
-            [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(input_ranges)
-        ]
-        columns = ["partition", "offset", REDRIVEN_FROM.name, RECORD_BYTES.name]
-        rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, redriven))
-        claims = dict[_Place, tuple[_Place, int]]()
-        for p, numbers in groups(int64s(rows["partition"])).items():
-            own = rows.take(pa.array(numbers))
-            originals = int64s(own[REDRIVEN_FROM.name])
-            own = own.filter(pa.array(may_be_copied(TopicPartition(input_id, p), originals)))
-            for _, offset, original, size in row_values(own, *columns):
-                claims[p, offset] = (p, original), size
-        for p, offset in _copies(reader, input_id, claims):
-            yield TopicPartition(input_id, p), np.array([offset], np.int64)
+    while True:
+        found = joined(_copied(reader, dict.fromkeys(out, (0, None)), is_one_out))
+        spans = {tp: (int(its[0]), int(its[-1]) + 1) for tp, its in out.items() if len(its)}
+        for tp, copies, originals in _passed_copies(reader, spans):
+            is_new = np.isin(originals, out[tp]) & ~np.isin(copies, out[tp])
+            if is_new.any():
+                found = joined([*found.items(), (tp, copies[is_new])])
+        if not found:
+            return out
+        out = joined([*out.items(), *found.items()])
 
 
 def copies_of_deleted(
@@ -209,53 +213,121 @@ def copies_of_deleted(
     """Yield, by topic-partition, the offsets of redriven records that the generation has passed
     over, as silver says, and whose originals lie before an offset (`floors`).
 
-    Bronze need not have the originals any more: `keep` deletes before these offsets.
+    Bronze need not have the originals any more, nor silver the rows of messages that have them:
+    `keep` deletes before these offsets.
     """
-    passed: list[Condition] = [("status", "=", "passed"), ("generation", "=", generation.number)]
-    for input_id, its in sorted(by_input(floors).items()):
-        table, source = tables.bronze(input_id.source), ("source", "=", input_id.source)
-        before = between(REDRIVEN_FROM.name, {p: (0, until) for p, until in its.items()})
-        for piece in pieces(reader, table, of_topic(input_id, before), BY_OFFSET):
-            claims = reader.select(table, BY_OFFSET, piece)
-            places = (int64s(claims[name]) for name in BY_OFFSET)
+    spans = {tp: (0, until) for tp, until in floors.items()}
+    of_generation: Condition = ("generation", "=", generation.number)
+    for tp, copies, _ in _passed_copies(reader, spans, of_generation):
+        yield tp, copies
+
+
+def _passed_copies(
+    reader: TableReader, spans: Ranges, *conditions: Condition
+) -> Iterator[tuple[TopicPartition, Int64s, Int64s]]:
+    """Yield, by topic-partition, redriven records that were passed over, as silver says, and the
+    records that they name, which lie in a range of offsets (`spans`).
+    """
+    for input_id, its in sorted(by_input(spans).items()):
+        table = tables.bronze(input_id.source)
+        passed = [("status", "=", "passed"), ("source", "=", input_id.source), *conditions]
+        names = [*BY_OFFSET, REDRIVEN_FROM.name]
+        named = between(REDRIVEN_FROM.name, its)
+        for piece in pieces(reader, table, of_topic(input_id, named), BY_OFFSET):
+            rows = reader.select(table, names, piece)
+            claims = {(p, at): original for p, at, original in row_values(rows, *names)}
+            places = (int64s(rows[name]) for name in BY_OFFSET)
             for chunk in of_few_rows(input_id, tables.SILVER, *places):
-                copies = read_chunk(reader, chunk, BY_OFFSET, [*passed, source])
-                copied = int64s(copies["offset"])
+                copies = read_chunk(reader, chunk, BY_OFFSET, passed)
+                offsets = int64s(copies["offset"])
                 for p, numbers in groups(int64s(copies["partition"])).items():
-                    yield TopicPartition(input_id, p), copied[numbers]
+                    own = offsets[numbers]
+                    originals = np.array([claims[p, at] for at in own.tolist()], np.int64)
+                    yield TopicPartition(input_id, p), own, originals
+
+
+def _copied(
+    reader: TableReader,
+    ranges: Mapping[TopicPartition, tuple[int, int | None]],
+    may_be_copies: Callable[[TopicPartition, Int64s, Int64s], Booleans] | None = None,
+) -> Iterator[tuple[TopicPartition, Int64s]]:
+    """Yield the offset of each redriven record in a range, with that of the record that it is a
+    copy of.
+
+    A record that only says that it was redriven is another record, and no copy. `may_be_copies`:
+    returns which copies of which records are asked for, all without; nothing else is read of the
+    others.
+    """
+    for input_id, input_ranges in sorted(by_input(ranges).items()):
+        redriven: Where = [
+            [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(input_ranges)
+        ]
+        columns = ["partition", "offset", REDRIVEN_FROM.name, RECORD_BYTES.name]
+        rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, redriven))
+        claims = {
+            (p, at): ((p, original), size) for p, at, original, size in row_values(rows, *columns)
+        }
+        originals = _originals(reader, input_id, claims)
+        if may_be_copies is not None:
+            places = np.array([(*at, of) for at, (_, of) in originals.items()], np.int64)
+            for p, numbers in groups(places.reshape(-1, 3)[:, 0]).items():
+                _, copied, named = places[numbers].T
+                is_asked = may_be_copies(TopicPartition(input_id, p), copied, named)
+                for at in copied[~is_asked].tolist():
+                    del originals[p, at]
+        for (p, at), (_, original) in _with_equal_bytes(reader, input_id, originals):
+            yield TopicPartition(input_id, p), np.array([at, original], np.int64)
 
 
 _Place: TypeAlias = tuple[int, int]
 """The partition and offset of a record of an input."""
 
+_MOST_REDRIVES: Final = 10
+"""How often a record may be refused and redriven, and is still known: anybody may write a longer
+chain of claims, each of which is a query.
+"""
 
-def _copies(
+
+def _originals(
     reader: TableReader, input_id: InputId, claims: Mapping[_Place, tuple[_Place, int]]
-) -> Iterator[_Place]:
-    """Yield the records with the bytes of an original that was read.
+) -> dict[_Place, _Place]:
+    """Return of redriven records, by place, the one that they may be copies of.
 
-    `claims`: the place that each redriven record says it had, and how many bytes it has. Bytes are
-    read of nothing that is larger than the record which claims to be its copy: a small record may
-    name any other.
+    That is the record with the place that a redriven one says it had, or, where this was refused
+    and was redriven itself, the first one before that was not. It is not larger than its copy:
+    a small record may name any other, and its bytes are to be read.
+
+    `claims`: that place of each, and how many bytes it has.
     """
+    columns = ["partition", "offset", REDRIVEN_FROM.name, RECORD_BYTES.name, "reason"]
     table = tables.bronze(input_id.source)
-    read: Condition = ("reason", "is null", None)
+    sizes, before = dict[_Place, int](), dict[_Place, _Place]()
     named = {original for original, _ in claims.values()}
-    columns = ["partition", "offset", RECORD_BYTES.name]
-    sizes = {
-        (p, at): size
-        for rows in records_at(reader, input_id, table, named, columns, [read])
-        for p, at, size in row_values(rows, *columns)
-    }
-    copies = {
-        at: original
-        for at, (original, size) in claims.items()
-        if sizes.get(original, size + 1) <= size
-    }
+    for _ in range(_MOST_REDRIVES):
+        for rows in records_at(reader, input_id, table, named, columns):
+            for p, at, original, size, reason in row_values(rows, *columns):
+                if reason is None:
+                    sizes[p, at] = size
+                elif original is not None:
+                    before[p, at] = p, original
+        named = {before[place] for place in named & before.keys()}
+    originals = dict[_Place, _Place]()
+    for at, (original, size) in claims.items():
+        while original in before:
+            original = before[original]
+        if sizes.get(original, size + 1) <= size:
+            originals[at] = original
+    return originals
+
+
+def _with_equal_bytes(
+    reader: TableReader, input_id: InputId, originals: Mapping[_Place, _Place]
+) -> Iterator[tuple[_Place, _Place]]:
+    table = tables.bronze(input_id.source)
     columns = ["partition", "offset", "key", "value"]
     digests = {}
-    for rows in records_at(reader, input_id, table, {*copies, *copies.values()}, columns):
+    for rows in records_at(reader, input_id, table, {*originals, *originals.values()}, columns):
         for row in rows.to_pylist():
             digest = fingerprint(row["key"], row["value"], ())
             digests[row["partition"], row["offset"]] = digest
-    return (at for at, original in copies.items() if digests.get(at, b"") == digests.get(original))
+    return (each for each in originals.items() if digests.get(each[0], b"") == digests.get(each[1]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,7 @@ from watersmeet.lake.recovered import read_out
 from watersmeet.lake.schemas import avro_schemas
 from watersmeet.lake.table_reader import TableReader, sizes_of, within
 from watersmeet.monitoring.events import MergeProgress, SourceStanding
+from watersmeet.running.published_parts import parts_among
 from watersmeet.settings import Settings
 
 _NARROW = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("event_time", pa.int64())])
@@ -330,7 +332,8 @@ def make_batch(
     lake_settings = engine.lake.settings
     out: Mapping[TopicPartition, Int64s] = {}
     if plan.generation or planner.has_redriven:
-        out = read_out(engine.reader, generation, plan.offsets())
+        is_part = partial(parts_among, engine.reader, lake_settings, generation)
+        out = read_out(engine.reader, generation, plan.offsets(), is_part)
     return Batch(
         plan,
         {name: source.value_type for name, source in lake_settings.sources.items()},

@@ -22,13 +22,16 @@ from watersmeet.core.too_large import records_of
 from watersmeet.lake import tables
 from watersmeet.lake.history import Generation, Generations, read_history
 from watersmeet.lake.inputs import of_topic
-from watersmeet.lake.pieces import BY_TIME, read_pieces
+from watersmeet.lake.pieces import BY_TIME, read_pieces, records_at
 from watersmeet.lake.published import with_message
-from watersmeet.lake.recovered import copies_of, joined, parts_of_messages
-from watersmeet.lake.table_reader import TableReader, Where, within
+from watersmeet.lake.recovered import joined, parts_of_messages, with_copies
+from watersmeet.lake.table_reader import Condition, TableReader, Where, within
 from watersmeet.settings import Settings
 
 _NO_OFFSETS = np.array([], np.int64)
+
+_FIRST_TIMES = {MERGED.table: "event_time", CORRECTED.table: "first_event_time"}
+"""By the table of a sequence, the column with the time of a message's first part."""
 
 PARTS = pa.schema(
     {
@@ -47,12 +50,12 @@ def offsets_out(
     generations: Generations,
     tails: Mapping[str, Mapping[int, Tail]],
     spans: Mapping[TopicPartition, tuple[int, int]] = MappingProxyType({}),
-) -> dict[TopicPartition, Int64s]:
+) -> Mapping[TopicPartition, Int64s]:
     """Return, by topic-partition, the sorted offsets of all records that must not be merged again.
 
     These are the parts of messages and of corrections, the records that earlier generations have
-    passed over, those of which nothing tells any more whether they were published, and late records
-    that repeat one of all these, or redriven copies of them.
+    passed over, those of which nothing tells any more whether they were published, late records
+    that repeat one of all these, and whatever a redrive has sent twice that is one of them.
 
     - `tails`: by the table of a sequence, the last messages of its topic now.
     - `spans`: the offsets `[from, until)` that are to be merged once more.
@@ -72,7 +75,7 @@ def offsets_out(
         found.append(offsets_of(recovered.cast(PARTS), settings.inputs))
     out = joined(chain.from_iterable(parts.items() for parts in found))
     repeated = late_duplicates(reader, settings.inputs, out)
-    return joined([*out.items(), *repeated.items(), *copies_of(reader, out)])
+    return with_copies(reader, joined([*out.items(), *repeated.items()]))
 
 
 def _published(
@@ -92,6 +95,44 @@ def _published(
         is_of_first = int64s(rows["generation"]) == generations[0].number
         is_out |= sequence.is_up_to(rows, generations[0].corrected_before) & is_of_first
     return rows.filter(pa.array(is_out))
+
+
+def parts_among(
+    reader: TableReader,
+    settings: Settings,
+    generation: Generation,
+    records: Mapping[TopicPartition, Int64s],
+) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, those of these offsets whose records are parts of messages, or of
+    corrections, of earlier generations.
+
+    All valid rows of these are published. They are found by the keys and times that bronze has of
+    the records.
+    """
+    found = list[tuple[TopicPartition, Int64s]]()
+    names = ["partition", "offset", "merge_key", "event_time"]
+    columns = ["partition", *part_columns(settings)]
+    for tp, offsets in records.items():
+        places = ((tp.partition, at) for at in offsets.tolist())
+        for rows in records_at(reader, tp.input, tables.bronze(tp.input.source), places, names):
+            keys = {key for key in rows["merge_key"].to_pylist() if key is not None}
+            if not keys:
+                continue
+            times = int64s(rows["event_time"].drop_null())
+            earlier: list[Condition] = [
+                ("generation", "<", generation.number),
+                ("partition", "=", tp.partition),
+                ("merge_key", "in", sorted(keys)),
+                ("last_event_time", ">=", int(times.min())),
+                ("valid", "=", True),
+            ]
+            for table, first in _FIRST_TIMES.items():
+                where: Where = [[*earlier, (first, "<=", int(times.max()))]]
+                for messages in read_pieces(reader, table, columns, where, BY_TIME):
+                    parts = places_of_parts(messages, settings.inputs)
+                    in_message = offsets_of(parts, settings.inputs).get(tp, _NO_OFFSETS)
+                    found.append((tp, np.intersect1d(offsets, in_message)))
+    return joined(found)
 
 
 def late_duplicates(
