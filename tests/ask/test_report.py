@@ -22,7 +22,7 @@ from tests.support.model_lakes import ModelLake
 from tests.support.report_tables import Row, parts, river_of, settings_for, write_tables
 from watersmeet.ask import report as reading
 from watersmeet.ask.charts import Figure, Steps
-from watersmeet.ask.report import ALL_SOURCES, STEPS, Report, read_report
+from watersmeet.ask.report import ALL_SOURCES, SHOWN_PARTITIONS, STEPS, Report, read_report
 from watersmeet.ask.report_page import page
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.history import Generation, epoch_body
@@ -315,6 +315,45 @@ def test_the_partitions_that_are_furthest_behind_are_shown(tmp_path: Path) -> No
 
 
 # -- Kafka's timestamps, event time, totals
+
+
+@pytest.mark.usefixtures("few_batches_are_drawn")
+@pytest.mark.parametrize("partitions", [SHOWN_PARTITIONS, SHOWN_PARTITIONS + 1])
+def test_that_some_partitions_are_not_shown_is_said_where_it_is_so(
+    tmp_path: Path, partitions: int
+) -> None:
+    every = (
+        (source, p, 0, 1, 900, 500 + p)
+        for p in range(partitions)
+        for source in ("tracking", "order")
+    )
+    found = report_of(tmp_path, progress=progress(0, 0, *every))
+    for title in (CLOCKS, "Lead of tracking over the clock"):
+        said = "Shown are the 8 partitions" in figure(found, title).caption
+        assert said == (partitions > SHOWN_PARTITIONS)
+
+
+@pytest.mark.usefixtures("few_batches_are_drawn")
+def test_a_source_has_one_colour_in_every_chart_of_throughput(tmp_path: Path) -> None:
+    record = {"partition": 0, "offset": 0, "kafka_timestamp": NOW}
+    for settled in (BATCHES, BATCHES[1:2]):  # whichever the query names first
+        found = report_of(
+            tmp_path / str(len(settled)),
+            progress=settled,
+            bronze_tracking=[record],
+            bronze_order=[record],
+        )
+        for title in (MERGED, ARRIVED):
+            chart = figure(found, title).chart
+            assert chart is not None
+            assert chart["layer"][0]["encoding"]["color"]["scale"]["domain"] == [*BOTH]
+
+
+def test_a_rate_is_drawn_however_small_it_is(tmp_path: Path) -> None:
+    day = 86_400_000  # in steps of half of one
+    bronze = [{"partition": 0, "offset": n, "kafka_timestamp": NOW + n * 7 * day} for n in (0, 9)]
+    found = rates(report_of(tmp_path, bronze_tracking=bronze), ARRIVED)["tracking"]
+    assert [rate for rate in found if rate] == [pytest.approx(2 * 1000 / day, rel=0.001)] * 2
 
 
 def test_every_record_arrived_in_one_step(tmp_path: Path) -> None:

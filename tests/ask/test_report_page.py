@@ -23,9 +23,10 @@ from watersmeet.ask.charts import (
     colour,
     extended,
     in_unit,
+    significant,
     time_format,
 )
-from watersmeet.ask.page import check_writable, write_page
+from watersmeet.ask.page import LONGEST_LABEL, Sentence, check_writable, write_page
 from watersmeet.ask.report import Report, Section, read_report
 from watersmeet.ask.report_page import page
 from watersmeet.errors import ConfigurationError
@@ -163,6 +164,21 @@ def test_a_figure_without_a_chart_is_a_table_and_one_without_rows_a_sentence() -
     assert [tag for tag, _ in found.elements].count("table") == 1
 
 
+def test_backquotes_are_code_in_the_programs_own_sentences_and_stay_in_what_the_lake_has() -> None:
+    rows = [{"tenant": "shop `of` <b>", "what helps": Sentence("name it (`sources.<b>.key`)")}]
+    html = page(Report("shop", {}, [Section("", "", [Figure("", "As `status` says it.", rows)])]))
+    assert "<td>shop `of` &lt;b&gt;</td>" in html
+    assert "name it (<code>sources.&lt;b&gt;.key</code>)</td>" in html
+    assert "As <code>status</code> says it." in html
+
+
+def test_a_column_with_a_long_text_has_all_of_its_texts_at_the_left() -> None:
+    rows = [{"tenant": text, "open": 1} for text in ("acme", "x" * (LONGEST_LABEL + 1), "Zürich")]
+    html = page(Report("shop", {}, [Section("", "", [Figure("", "A.", rows)])]))
+    assert html.count('<td class="prose">') == 3
+    assert '<th class="prose">tenant</th><th>open</th>' in html
+
+
 def test_what_comes_out_of_the_lake_is_text_and_nothing_else(river: Report) -> None:
     chart = charts_of(*river.sections)[0] | {"data": {"values": [{"of": NASTY}]}}
     figures = [Figure(NASTY, NASTY, [{"reason": NASTY}]), Figure("", "", [{"of": NASTY}], chart)]
@@ -247,6 +263,24 @@ def test_each_of_several_lines_that_lie_on_each_other_is_seen(river: Report) -> 
         chart = {"data": {"values": values}, "mark": "line", "encoding": channels}
         svg = vl_convert.vegalite_to_svg(chart)
         assert all(f'stroke-width="{size:g}"' in svg for size in width["range"])
+
+
+def test_no_corner_of_a_wide_line_goes_beyond_what_it_says(river: Report) -> None:
+    drawn_lines = [
+        layer["mark"]
+        for chart in charts_of(*river.sections)
+        for layer in chart["layer"]
+        if layer["mark"]["type"] == "line"
+    ]
+    assert len(drawn_lines) == 4
+    assert {mark["strokeJoin"] for mark in drawn_lines} == {"round"}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0, 0.0), (1 / 10_800, 9.259e-05), (1234.56, 1235.0), (2 - 1e-16, 2.0)]
+)
+def test_a_number_is_cut_to_the_digits_that_count(value: float, shown: float) -> None:
+    assert significant(value) == shown
 
 
 def test_a_row_holds_to_the_end() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 from rich.console import Console
 
+from tests.unit.test_docs import blocks, page
 from watersmeet.audit.show import (
     SHOWN_PARTS,
     SHOWN_RECORDS,
     evolve_view,
     explain_view,
     reset_view,
+    status_view,
 )
 from watersmeet.core.times import utc
 
@@ -182,6 +185,12 @@ def test_of_many_parts_and_of_many_late_records_the_last_are_shown_and_the_other
     assert f"late: never merged: 2,000, the last {SHOWN_RECORDS} are shown" in lines
 
 
+def test_of_a_lake_without_a_partition_that_is_known_there_is_a_sentence() -> None:
+    """Kafka is away, and the lake has no record."""
+    said = "The lake has no record yet, and only Kafka knows its partitions."
+    assert read(status_view({"partitions": [], "quality": []})) == [said]
+
+
 def test_a_jump_is_told_in_offsets_since_not_each_is_a_record() -> None:
     closed = ("open_records", "unpublished_records", "corrections", "late_records")
     jump = {"source": "orders", "partition": 0, "from_offset": 3, "to_offset": 9, "skipped": 6}
@@ -195,3 +204,14 @@ def test_a_jump_is_told_in_offsets_since_not_each_is_a_record() -> None:
     assert "forget these keys once more" in "\n".join(
         read(reset_view(answer | {"forget_again": True}))
     )
+
+
+def test_a_jump_is_shown_as_the_page_for_operators_has_it() -> None:
+    closed = {"open_records": 120, "unpublished_records": 0, "corrections": 0, "late_records": 0}
+    names = ("source", "partition", "from_offset", "to_offset", "skipped", "read_again")
+    jumps = [("tracking", 0, 1475, 1596, 121, 0), ("orders", 0, 365, 365, 0, 0)]
+    answer: dict[str, Any] = {f"{name}_closed": count for name, count in closed.items()}
+    answer |= {"to": "latest", "done": False, "forget_again": False}
+    answer["jumps"] = [dict(zip(names, jump, strict=True)) for jump in jumps]
+    shown = "".join(blocks(page("operations.md"), ""))
+    assert "\n".join(read(reset_view(answer))) in re.sub(" +", " ", shown)

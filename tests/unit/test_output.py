@@ -44,7 +44,10 @@ def table(cell: str) -> Table:
         ),
         (
             show.status_view(FINDINGS),
-            [f"warning watersmeet.yml, merge.timeout: {LONG}; write it so"],
+            [
+                "The lake has no record yet, and only Kafka knows its partitions.",
+                f"warning watersmeet.yml, merge.timeout: {LONG}; write it so",
+            ],
         ),
         (
             show.maintain_view({"tables": [{"table": "late", "before": 1, "now": 2, "gone": 3}]}),

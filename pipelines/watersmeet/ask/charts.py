@@ -107,7 +107,8 @@ def drawn(
 def lines(*, is_stepped: bool = True, **channels: Any) -> alt.Chart:
     """Return lines through the rows; without `dots`, one row alone is not seen."""
     shape: dict[str, Any] = {"interpolate": "step-after"} if is_stepped else {}
-    chart = alt.Chart().mark_line(tooltip=True, **shape)
+    # The corner of a wide line would be a spike beyond what it says.
+    chart = alt.Chart().mark_line(tooltip=True, strokeJoin="round", **shape)
     return _encoded(chart, **channels)
 
 
@@ -229,6 +230,11 @@ def in_unit(rows: Sequence[Mapping[str, Any]], *fields: str) -> tuple[list[Row],
     return [
         {**row, **{field: round(row[field] / length, 3) for field in fields}} for row in rows
     ], unit
+
+
+def significant(value: float) -> float:
+    """Return a number with four digits that count, however small it is."""
+    return float(f"{round(value, 12):.4g}")
 
 
 def extended(rows: Sequence[Row], by: str, end: int) -> list[Row]:

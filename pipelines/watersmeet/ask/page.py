@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -22,18 +23,21 @@ _PAGE = """<!DOCTYPE html>
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <style>
 body {{ font: 15px/1.45 system-ui, sans-serif; color: #222;
-  max-width: 1000px; margin: 2rem auto; padding: 0 1rem }}
+  max-width: 1100px; margin: 2rem auto; padding: 0 1rem }}
 h1, h3, dd {{ margin: 0; overflow-wrap: anywhere }}
 h2 {{ margin: 2.8rem 0 0; border-bottom: 1px solid #bbb }}
 figcaption, .about, dt, th {{ color: #555; font-weight: normal }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem }}
-th.prose, td.prose {{ white-space: normal; text-align: left }}
+th.prose, td.prose {{ white-space: normal; text-align: left; overflow-wrap: anywhere;
+  min-width: 8rem }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }}
 th, td {{ text-align: right; white-space: nowrap; padding: .15rem .5rem;
   border-bottom: 1px solid #ddd }}
 th {{ white-space: normal; vertical-align: bottom }}
 .table {{ overflow: auto; max-height: 24rem }}
-@media print {{ body {{ max-width: none }} .table {{ max-height: none }} }}
+@media print {{ body {{ max-width: none; padding: 0 }}
+  .table {{ max-height: none; overflow: visible }} table {{ font-size: .7rem }}
+  th, td {{ white-space: normal; padding: .1rem .15rem }} }}
 {style}
 </style>
 </head>
@@ -74,17 +78,30 @@ class Cell(NamedTuple):
     html: str
 
 
+class Sentence(str):
+    """A sentence of the program's own: what is in backquotes is code."""
+
+    __slots__ = ()
+
+    @property
+    def html(self) -> str:
+        """The sentence as HTML."""
+        return re.sub("`([^`]*)`", r"<code>\1</code>", escape(self))
+
+
 def table(names: Sequence[str], rows: Iterable[Iterable[Any]], kind: str = "") -> str:
     """Return rows as an HTML table; numbers are grouped, and long texts broken into lines.
 
     `kind`: a class of the table's box, `wide` for one of texts as wide as the page.
     """
     cells = [list(row) for row in rows]
-    # The head of a column is set as its first value is.
-    first = cells[0] if cells else names
-    lines = [[_cell("th", *pair) for pair in zip(names, first, strict=True)]]
-    lines += [[_cell("td", value, value) for value in row] for row in cells]
-    body = "\n".join(f"<tr>{''.join(line)}</tr>" for line in lines)
+    # A column is set in one way, whatever each of its values is.
+    are_long = [any(map(_is_long, column)) for column in zip(names, *cells, strict=True)]
+    lines = [
+        "".join(_cell(tag, *pair) for pair in zip(row, are_long, strict=True))
+        for tag, row in (("th", names), *(("td", row) for row in cells))
+    ]
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="table {kind}"><table>\n{body}\n</table></div>'
 
 
@@ -92,11 +109,15 @@ LONGEST_LABEL: Final = 40
 """Maximum characters of a cell that is not broken into lines."""
 
 
-def _cell(tag: str, shown: Any, value: Any) -> str:
-    kind = ' class="prose"' if isinstance(value, str) and len(value) > LONGEST_LABEL else ""
-    if isinstance(shown, Cell):
-        return f"<{tag}{kind}>{shown.html}</{tag}>"
-    return f"<{tag}{kind}>{f'{shown:,}' if isinstance(shown, int) else escape(shown)}</{tag}>"
+def _is_long(value: Any) -> bool:
+    return isinstance(value, str) and len(value) > LONGEST_LABEL
+
+
+def _cell(tag: str, value: Any, is_prose: bool) -> str:
+    kind = ' class="prose"' if is_prose else ""
+    if isinstance(value, Cell | Sentence):
+        return f"<{tag}{kind}>{value.html}</{tag}>"
+    return f"<{tag}{kind}>{f'{value:,}' if isinstance(value, int) else escape(value)}</{tag}>"
 
 
 def as_script(value: object) -> str:

@@ -15,7 +15,8 @@ import altair as alt
 
 from watersmeet.ask import charts
 from watersmeet.ask.answers import Row, quoted, rows
-from watersmeet.ask.charts import Figure, Steps, drawn, extended, in_unit, number
+from watersmeet.ask.charts import Figure, Steps, drawn, extended, in_unit, number, significant
+from watersmeet.ask.page import Sentence
 from watersmeet.ask.status import count_outcomes, unfinished_tenants
 from watersmeet.audit.doubts import IS_FINISHED, doubts_of_newest, why_incomplete
 from watersmeet.core.inputs import InputId
@@ -60,9 +61,7 @@ COUNTS: Final = (
 _SIZES: Final = (*range(1, 9), *(2**n for n in range(4, 32)))
 _OF_SINK: Final = "last_closed_at IS NOT NULL"
 _NO_CLOCK: Final = "No partition has a clock: in each there is a source without a record."
-_SHOWN: Final = (
-    f" Of more than {SHOWN_PARTITIONS} partitions, those whose clocks are furthest behind."
-)
+_SHOWN: Final = f" Shown are the {SHOWN_PARTITIONS} partitions whose clocks are furthest behind."
 _NONE_FINISHED: Final = "No merge record has timed out yet."
 
 
@@ -98,7 +97,9 @@ def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
     sent = "When the records were sent, as Kafka has it: by the producers' clocks or the broker's."
     themselves = "What the records say themselves, however fast they were processed."
     doubts = doubts_of_newest(snapshot, settings, bronze_ends(snapshot, settings))
-    found = _named(("where", "what", "what helps"), ((p.where, p.what, p.fix) for p in doubts))
+    found = _named(
+        ("where", "what", "what helps"), ((p.where, p.what, Sentence(p.fix)) for p in doubts)
+    )
     wrong = "What breaks no rule, and may be meant: in the newest records of each source."
     warnings = Figure("Warnings", "As `watersmeet status` says them.", found)
     sections = [
@@ -124,7 +125,8 @@ def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
 class _LakeFigures:
     """The figures of a lake at one moment; `settings` have the rules of its last epoch.
 
-    `since`: where progress is long, the time before which it is left out; else 0.
+    `since`: where progress is long, the time before which it is left out; else 0. `which`: a
+    sentence that says which partitions are shown; empty where all are.
     """
 
     def __init__(self, reader: TableReader, settings: Settings, history: History) -> None:
@@ -145,6 +147,7 @@ class _LakeFigures:
         self.merged = {tp.partition for tp in last.ranges} if last is not None else set[int]()
         behind = sorted(self.merged, key=lambda p: (p not in self.clocks, self.clocks.get(p, 0), p))
         self.shown = sorted(behind[:SHOWN_PARTITIONS])
+        self.which = _SHOWN if len(behind) > SHOWN_PARTITIONS else ""
 
     def _since(self) -> int:
         count, first, last = (self.last_batch[name] for name in ("n", "first", "batch"))
@@ -281,7 +284,9 @@ class _LakeFigures:
             f"SELECT source, topic, {at} AS at, sum(until_offset - from_offset) AS n "
             f"FROM progress WHERE {self.recent()} GROUP BY source, topic, {at}"
         )
-        yield _rate("Silver: offsets merged per second", steps, merged, x, "offsets a second")
+        yield _rate(
+            "Silver: offsets merged per second", steps, merged, x, "offsets a second", self.inputs
+        )
         sent = self.rows(
             f"SELECT '{_GOLD}' AS of, {at} AS at, sum(last_seq - first_seq + 1) AS n "
             f"FROM published WHERE {_OF_SINK} AND {self.recent()} GROUP BY {at}"
@@ -313,7 +318,7 @@ class _LakeFigures:
             layers.append(charts.dots(self.shown, "partition", x=x, y=y))
         caption = (
             "How far event time had come, after the last batch of each step of "
-            f"{duration(steps.width)}.{_SHOWN}"
+            f"{duration(steps.width)}.{self.which}"
         )
         title = "Clock of each partition"
         return drawn(title, caption, drawn_rows, *layers, nothing=_NO_CLOCK, height=240)
@@ -337,7 +342,7 @@ class _LakeFigures:
         caption = (
             f"Head minus clock: the largest in each step of {duration(steps.width)}, kept up to "
             "the next batch. The clock waits for the source whose lead is 0. Shaded: the idle "
-            f"policy spoke for the source.{_SHOWN}"
+            f"policy spoke for the source.{self.which}"
         )
         for source in self.inputs:
             source_rows = [row for row in ahead if row["of"] == source]
@@ -497,7 +502,8 @@ class _LakeFigures:
             "seen."
         )
         columns = ("why", "merge records", "what helps")
-        yield Figure("Why merge records lack a source", caption, _named(columns, reasons))
+        told = [(why, records, Sentence(fix)) for why, records, fix in reasons]
+        yield Figure("Why merge records lack a source", caption, _named(columns, told))
 
     def histogram(
         self,
@@ -553,7 +559,7 @@ class _LakeFigures:
         before = accumulate((change for change, _ in by_step), initial=0)
         # The step that the largest clock is still in is left out: its mean is not known yet.
         means: list[Row] = [
-            {"of": "open", "at": at, "open": round(count + share, 3)}
+            {"of": "open", "at": at, "open": significant(count + share)}
             for at, count, (_, share) in zip(steps.starts, before, by_step, strict=False)
             if at + steps.width <= until
         ]
@@ -592,7 +598,7 @@ def _rate(
     for row in found:
         counts.setdefault(row["of"], Counter())[row["at"]] += row["n"]
     rates: list[Row] = [
-        {"of": name, "at": at, unit: round(by_step[at] * 1000 / steps.width, 3)}
+        {"of": name, "at": at, unit: significant(by_step[at] * 1000 / steps.width)}
         for name, by_step in counts.items()
         for at in steps.starts
     ]

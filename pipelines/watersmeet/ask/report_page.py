@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import vl_convert
 
-from watersmeet.ask.page import as_script, document, facts_list, table
+from watersmeet.ask.page import Sentence, as_script, document, facts_list, table
 from watersmeet.ask.report import Report
 
 _STYLE: Final = """figure { margin: 1.8rem 0 0; break-inside: avoid }
@@ -86,7 +86,7 @@ def page(report: Report) -> str:
                 body.append(f'<div class="chart" id="{place}"></div>')
             elif rows:
                 body.append(table([*rows[0]], map(dict.values, rows)))
-            body.append(f"<figcaption>{escape(caption)}</figcaption>\n</figure>")
+            body.append(f"<figcaption>{Sentence(caption).html}</figcaption>\n</figure>")
     body.append(
         _SCRIPTS.format(library=_library(), charts=as_script(specs), options=as_script(_OPTIONS))
     )

@@ -110,6 +110,8 @@ def status_view(answer: Row) -> Group:
     A paragraph has the partition's clock and counts, then a line for each source.
     """
     partitions = [part for partition in answer["partitions"] for part in _partition(partition)]
+    if not partitions:
+        partitions = ["The lake has no record yet, and only Kafka knows its partitions."]
     warnings = warnings_view(answer.get("warnings", []))
     return Group(*partitions, *_quality(answer["quality"]), *warnings)
 
