@@ -7,6 +7,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from tests.unit.test_docs import blocks, page
@@ -189,6 +190,19 @@ def test_of_a_lake_without_a_partition_that_is_known_there_is_a_sentence() -> No
     """Kafka is away, and the lake has no record."""
     said = "The lake has no record yet, and only Kafka knows its partitions."
     assert read(status_view({"partitions": [], "quality": []})) == [said]
+
+
+@pytest.mark.parametrize(("clock", "is_behind"), [(9, True), (10, False)])
+def test_a_tenant_is_slow_where_it_is_behind_the_clock(clock: int, is_behind: bool) -> None:
+    source = {"head": 10, "lead": 0, "lag": 0, "state": "active"}
+    names = ("partition", "open", "timed_out", "published", "late")
+    partition: dict[str, Any] = dict.fromkeys(names, 0)
+    partition |= {"quarantined": 0, "waiting": 0, "tenants": 1, "clock": 10, "next_due": None}
+    of_tenants = {"slowest": {"tenant": "acme", "clock": clock}, "leading": None}
+    answer = {**partition, **of_tenants, "sources": {"orders": source}}
+    shown = " ".join(read(status_view({"partitions": [answer], "quality": []})))
+    assert ("slowest 'acme' 1ms behind the clock" in shown) == is_behind
+    assert ("slowest" in shown) == is_behind
 
 
 def test_a_jump_is_told_in_offsets_since_not_each_is_a_record() -> None:

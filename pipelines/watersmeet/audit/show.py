@@ -162,7 +162,8 @@ def _tenants(partition: Row) -> list[RenderableType]:
         return []
     facts = [f"tenants [bold]{partition['tenants']:,}[/]"]
     slowest, leading, clock = (partition[name] for name in ("slowest", "leading", "clock"))
-    if slowest is not None and slowest["clock"] is not None:
+    # Where none is behind, none is slow.
+    if slowest is not None and slowest["clock"] is not None and slowest["clock"] < clock:
         behind = duration(clock - slowest["clock"])
         facts.append(f"slowest {escape(repr(slowest['tenant']))} {behind} behind the clock")
     if leading is not None and clock is not None and leading["head"] > clock:
