@@ -22,8 +22,16 @@ from tests.support.model_lakes import ModelLake
 from tests.support.report_tables import Row, parts, river_of, settings_for, write_tables
 from watersmeet.ask import report as reading
 from watersmeet.ask.charts import Figure, Steps
-from watersmeet.ask.report import ALL_SOURCES, SHOWN_PARTITIONS, STEPS, Report, read_report
+from watersmeet.ask.report import (
+    AHEAD_MS,
+    ALL_SOURCES,
+    SHOWN_PARTITIONS,
+    STEPS,
+    Report,
+    read_report,
+)
 from watersmeet.ask.report_page import page
+from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.history import Generation, epoch_body
 from watersmeet.lake.journal import RULES
@@ -34,6 +42,9 @@ from watersmeet.settings import Settings
 
 NOW = 1_768_780_800_000
 """A wall time."""
+
+LATER = NOW + 100 * 86_400_000
+"""When a report is made."""
 
 BOTH = ("tracking", "order")
 """`order` is a word of SQL's own."""
@@ -61,7 +72,7 @@ def report_of(folder: Path, sources: tuple[str, ...] = BOTH, **rows: list[Row]) 
 
 
 def read(settings: Settings) -> Report:
-    return read_report(DeltaRsReader(Lake(settings)), settings, NOW)
+    return read_report(DeltaRsReader(Lake(settings)), settings, LATER)
 
 
 def figure(report: Report, title: str) -> Figure:
@@ -354,6 +365,17 @@ def test_a_rate_is_drawn_however_small_it_is(tmp_path: Path) -> None:
     bronze = [{"partition": 0, "offset": n, "kafka_timestamp": NOW + n * 7 * day} for n in (0, 9)]
     found = rates(report_of(tmp_path, bronze_tracking=bronze), ARRIVED)["tracking"]
     assert [rate for rate in found if rate] == [pytest.approx(2 * 1000 / day, rel=0.001)] * 2
+
+
+def test_a_timestamp_far_ahead_is_counted_and_leaves_the_others_their_room(tmp_path: Path) -> None:
+    times = (NOW, NOW + 1000, LATER + AHEAD_MS + 1, LAST_EVENT_TIME_MS)
+    bronze = [{"partition": 0, "offset": n, "kafka_timestamp": t} for n, t in enumerate(times)]
+    found = report_of(tmp_path, bronze_tracking=bronze)
+    assert rates(found, ARRIVED)["tracking"] == [1, 1]
+    said = (
+        " 2 records have a timestamp of Kafka's that is more than a day ahead, and are not drawn."
+    )
+    assert figure(found, ARRIVED).caption.endswith(said)
 
 
 def test_every_record_arrived_in_one_step(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.location import Lake
 
 HOUR, DAY = 3_600_000, 86_400_000
-NOW = 1_767_261_600_000
-"""2026-01-01 10:00 UTC."""
+NOW = 1_769_940_000_000
+"""2026-02-01 10:00 UTC."""
 
 YEAR_9999 = 253_402_300_799_999
 NASTY = "</script><script>alert(1)</script>&\"'"
@@ -139,7 +139,7 @@ def test_every_figure_of_a_lake_is_on_its_page(river: Report, whole: _Text) -> N
     text = " ".join(" ".join(whole.texts).split())
     for part in (
         "Watersmeet: shop",
-        "2026-01-01 10:00:00.000Z",
+        "2026-02-01 10:00:00.000Z",
         "tracking, odd_source_name",
         "199, committed at",
         "30m",

@@ -46,6 +46,8 @@ LATEST_ROWS = 2_000_000
 """Maximum number of rows of progress, the latest, of which wall time is drawn."""
 SAMPLED_RECORDS = 100_000
 """Where more have finished, about this many are read with their parts."""
+AHEAD_MS: Final = 86_400_000
+"""How far Kafka's timestamps may lie ahead of the report and be drawn."""
 SLOWEST_TENANTS: Final = 10
 """Maximum number of tenants furthest behind that are named."""
 
@@ -106,7 +108,7 @@ def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
         *([Section("What looks wrong", wrong, [warnings])] if found else []),
         Section("Event time", themselves, [*lake.event_time(), lake.refused()]),
         Section("Partitions", "", [lake.partitions(), *lake.slowest_tenants()]),
-        Section("Kafka's timestamps", sent, [lake.arrivals()]),
+        Section("Kafka's timestamps", sent, [lake.arrivals(now_ms)]),
         Section("Wall time", about, list(lake.wall_time())),
     ]
     batch = lake.last_batch
@@ -384,27 +386,31 @@ class _LakeFigures:
 
     # -- Kafka's timestamps
 
-    def arrivals(self) -> Figure:
+    def arrivals(self, now_ms: int) -> Figure:
         title = "Bronze: records per second"
-        in_range = f"t BETWEEN 0 AND {LAST_EVENT_TIME_MS}"
+        # A producer may choose any timestamp: one of the year 9999 would leave no room for others.
+        latest = min(now_ms + AHEAD_MS, LAST_EVENT_TIME_MS)
+        in_range = f"t BETWEEN 0 AND {latest}"
+        is_ahead = f"t BETWEEN {latest + 1} AND {LAST_EVENT_TIME_MS}"
         sent = " UNION ALL ".join(
             f"SELECT '{source}' AS of, ms(kafka_timestamp) AS t FROM {bronze(source)}"
             for source in self.sources
         )
         span = self.one(
             f"SELECT min(CASE WHEN {in_range} THEN t END) AS first, max(CASE WHEN {in_range} THEN "
-            f"t END) AS last, count(CASE WHEN {in_range} THEN NULL ELSE 1 END) AS beyond "
+            f"t END) AS last, count(CASE WHEN {is_ahead} THEN 1 END) AS ahead, "
+            f"count(CASE WHEN {in_range} OR {is_ahead} THEN NULL ELSE 1 END) AS beyond "
             f"FROM ({sent})"
         )
-        beyond = span["beyond"] or 0
-        note = (
-            f" {beyond:,} records have a timestamp of Kafka's that no calendar has, and are not "
-            "drawn."
-            if beyond
-            else ""
+        kinds = (("beyond", "that no calendar has"), ("ahead", "that is more than a day ahead"))
+        note = "".join(
+            f" {n:,} {'record has' if n == 1 else 'records have'} a timestamp of Kafka's {which}, "
+            f"and {'is' if n == 1 else 'are'} not drawn."
+            for kind, which in kinds
+            if (n := span[kind])
         )
         if span["first"] is None:
-            nothing = f"Bronze has no record {'to draw' if beyond else 'yet'}.{note}"
+            nothing = f"Bronze has no record {'to draw' if note else 'yet'}.{note}"
             return Figure(title, nothing, [])
         steps = Steps.over([span["first"], span["last"]], STEPS, narrowest=1000)
         at = steps.of("t")
