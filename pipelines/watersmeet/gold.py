@@ -89,14 +89,14 @@ class Gold(TopicWriter[dict[int, Tail], Pending, list[Publication]]):
         noted = self._still_there(noted, noted.keys() - sink_tails.keys())
         moved = self._noted_before_a_move(set(range(self.partitions)) - noted.keys(), sink_tails)
         known = noted | moved
-        if self.settings.publish.delivery == "at_least_once":
-            sink_tails = self._without_gaps(
-                sink_tails, {**self.sequence.first_tails(self._sink), **known}
-            )
         for p, tail in sink_tails.items():
             if not self.sequence.bears_out(p, tail, known.get(p)):
                 raise self.sequence.refusal(p, tail, last_messages[p])
         counts_as_out = self.settings.publish.delivery == "at_most_once"
+        if not counts_as_out:
+            sink_tails = self._without_gaps(
+                sink_tails, {**self.sequence.first_tails(self._sink), **known}
+            )
         # A partition that retention has emptied has no message in the sink: its noted tail stays.
         tails = dict(noted)
         missing = []
@@ -171,8 +171,10 @@ class Gold(TopicWriter[dict[int, Tail], Pending, list[Publication]]):
         """Return, by partition, the last message before which none is missing.
 
         Without a transaction a message may be out, and one before it not, since the producer has
-        given that one up. `noted`: the messages behind which that may be so.
+        given that one up; `delivery` may have changed since. `noted`: the messages behind which
+        that may be so.
         """
+        may_repeat = self.settings.publish.delivery == "at_least_once"
         gapless: dict[int, Tail] = {}
         for p, tail in tails.items():
             last = noted.get(p)
@@ -183,6 +185,9 @@ class Gold(TopicWriter[dict[int, Tail], Pending, list[Publication]]):
                 seq = min(seq, first)  # the topic has lost its end
             while seq + 1 in sent:
                 seq += 1
+            is_whole = first <= seq or sent[first].offset == 0
+            if not (is_whole or may_repeat):  # retention has deleted what is missing
+                seq = tail.seq
             if (gapless_tail := sent.get(seq, last)) is not None:
                 gapless[p] = gapless_tail
         return gapless

@@ -26,6 +26,7 @@ from tests.support.cases import (
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.topics import client_options, consume, delete_records, delete_topic
+from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import Where
 from watersmeet.running.lake_sequence import LakeSequence
@@ -273,15 +274,16 @@ def test_what_has_come_while_gold_stood_still_is_planned_in_parts(
 
 @pytest.mark.promise("N13")
 @pytest.mark.fault("kill")
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_without_transactions_what_is_missing_before_the_last_message_is_sent_again(
-    new_lake: MakeLake, kafka: str, kind: str
+    new_lake: MakeLake, kafka: str, kind: str, delivery: str
 ) -> None:
     """As where a broker refuses a message, or a producer gives it up, and none of those behind
-    it."""
+    it; also where the next start has another `delivery`."""
     seqs: dict[str, dict[int, list[int]]] = {}
     whole: list[Message] = []
-    for sink in (f"laws-gold-whole-{kind}", f"laws-gold-gaps-{kind}"):
+    for sink in (f"laws-gold-whole-{kind}-{delivery}", f"laws-gold-gaps-{kind}-{delivery}"):
         overrides = {"publish__topic": sink, "publish__delivery": "at_least_once"}
         lake = new_lake(rich_cases(PARTITIONS, 3300), bootstrap=kafka, **overrides)
         lake.arrive(0.6)
@@ -297,6 +299,8 @@ def test_without_transactions_what_is_missing_before_the_last_message_is_sent_ag
             producer.flush()
         lake.arrive()
         lake.merge()
+        publish = lake.settings.publish.model_copy(update={"delivery": delivery})
+        lake.settings = lake.settings.model_copy(update={"publish": publish})
         for _ in range(2):
             lake.publish()
         whole = consume(kafka, sink, PARTITIONS)
@@ -305,6 +309,30 @@ def test_without_transactions_what_is_missing_before_the_last_message_is_sent_ag
     assert {p: sorted({*found}) for p, found in other.items()} == one
     assert {p: found[-1:] for p, found in other.items()} == {p: f[-1:] for p, f in one.items()}
     assert sum(map(len, other.values())) > sum(map(len, one.values())), "some come again"
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_what_retention_has_deleted_before_it_was_noted_is_not_sent_again(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
+    sink = f"laws-gold-expired-{kind}"
+    lake = new_lake(rich_cases(PARTITIONS, 3300), bootstrap=kafka, publish__topic=sink)
+    lake.arrive(0.6)
+    lake.merge()
+    lake.publish()
+    lake.arrive()
+    lake.merge()
+    with pytest.raises(CrashError):
+        lake.publish(dying_at(lake.engine, "append", tables.PUBLISHED))
+    found = seqs_of(consume(kafka, sink, PARTITIONS))
+    bounds = Cluster(lake.settings.kafka).bounds(sink, PARTITIONS)
+    for p in (p for p, seqs in found.items() if seqs):
+        _, end = bounds[p]
+        delete_records(kafka, sink, p, end - 2)  # behind the last message is a marker
+    left = seqs_of(consume(kafka, sink, PARTITIONS))
+    lake.publish()
+    assert seqs_of(consume(kafka, sink, PARTITIONS)) == left
+    assert any(left.values())
 
 
 def seq_of(message: Message) -> int:
