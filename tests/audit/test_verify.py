@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.support.topics import (
     produce_transaction,
 )
 from watersmeet.audit import evidence as audit_evidence
-from watersmeet.audit import problems
+from watersmeet.audit import problems, verify_topics
 from watersmeet.audit.evidence import read_evidence
 from watersmeet.audit.problems import Report
 from watersmeet.audit.verify import LOOKS, MOVING, check_tables, verify
@@ -36,6 +37,7 @@ from watersmeet.core.silver import in_silver
 from watersmeet.core.state import State
 from watersmeet.errors import ConfigurationError, KafkaUnreachableError, WatersmeetError
 from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.reading import read_range
 from watersmeet.lake import pieces, tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.location import Lake
@@ -583,6 +585,28 @@ def test_every_promise_that_is_broken_in_the_sink_is_found(
         )
         left = [(where, words) for where, words in IN_BROKEN_SINKS if not words.endswith(forgiven)]
         the_same(problems_of(lenient, full=False), left)
+
+
+def test_what_was_given_up_and_is_sent_again_behind_later_messages_breaks_no_promise(
+    river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `at_least_once` may leave a sink: no gap, and repeats with the same number and id."""
+    monkeypatch.setattr(verify_topics, "read_range", partial(read_range, max_records=1))
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1_000)
+    create_topics(river.kafka, "repaired", partitions=PARTITIONS)
+    producer = CheckedProducer(river.kafka)
+    found = consume(river.kafka, "verified", PARTITIONS)
+    for p in range(PARTITIONS):
+        mine = [message for message in found if message.partition() == p]
+        given_up = p % 3
+        for m in [*mine[:given_up], *mine[given_up + 1 :], *mine[given_up:]]:
+            key, value, time = m.key(), m.value(), m.timestamp()[1]
+            producer.produce("repaired", value, key, p, timestamp=time, headers=m.headers())
+    assert producer.flush(30) == 0
+    settings = river.copy(tmp_path, sink="repaired")
+    rewrite(settings, tables.PUBLISHED, altered(**topic_columns(name_of_sink(settings))))
+    more = {"publish__delivery": "at_least_once"}
+    assert problems_of(settings_of(river.kafka, tmp_path, "verified", "repaired", **more)) == []
 
 
 def test_without_kafka_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

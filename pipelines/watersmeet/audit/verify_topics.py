@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -54,6 +54,10 @@ from watersmeet.lake.table_reader import TableReader
 from watersmeet.settings import Settings
 
 _CONTENT: Final = ("place", "key", "value", "timestamp", "id")
+
+_LOOKED_AHEAD: Final = 500_000
+"""How many messages are read, about, to find one that is missing before them: as many as are sent
+at once."""
 
 
 class Kind(NamedTuple):
@@ -149,7 +153,8 @@ class TopicCheck:
       left, and those of keys that were forgotten.
     - No row is missing from where its generation began up to the last message.
 
-    Under `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again.
+    Under `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again,
+    and one that was given up comes behind later ones.
     """
 
     def __init__(self, evidence: Evidence, number: int, topic: Topic, report: Report) -> None:
@@ -276,13 +281,18 @@ class TopicCheck:
 
     def _messages(self, until: Place | None) -> list[Message]:
         while self._range.size and (
-            until is None or not self._read or self._read[-1].place <= until
+            until is None
+            or not self._read
+            or self._read[-1].place <= until
+            or self._may_lack_earlier()
         ):
             end = self._range.until_offset
             # No more than a batch is in memory, and none beside it is kept for later.
             with closing(read_range(self.evidence.settings.kafka, self._range)) as batches:
                 if (batch := next(batches, None)) is not None:
                     self._read += self._parsed(batch)
+                    if self.delivery == "at_least_once":
+                        self._read.sort(key=attrgetter("seq"))
                     end = batch["offset"][-1].as_py() + 1
             self._range = replace(self._range, from_offset=end)
         if self._first is None and self._read:
@@ -294,6 +304,14 @@ class TopicCheck:
         messages = self._read[:count]
         del self._read[:count]
         return messages
+
+    def _may_lack_earlier(self) -> bool:
+        # What was given up is sent again by the next start, behind one transaction's messages.
+        if self.delivery != "at_least_once" or len(self._read) > _LOOKED_AHEAD:
+            return False
+        first = self._read[0].seq if self._seq is None else self._seq + 1
+        seqs = {message.seq for message in self._read if message.seq >= first}
+        return max(seqs, default=first - 1) - first >= len(seqs)
 
     def _parsed(self, batch: pa.RecordBatch) -> Iterator[Message]:
         timeout_ms = self.evidence.epochs.first_timeout_ms
