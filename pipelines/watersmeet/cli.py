@@ -553,7 +553,7 @@ def reset(
 ) -> None:
     """Continue reading somewhere else, with fresh state; says first what would be skipped or read
     again; changes data with --yes."""
-    from watersmeet.core.sequence import CORRECTED, MERGED
+    from watersmeet.core.sequence import CORRECTED, MERGED, Tail
     from watersmeet.lake.published import last_tails
     from watersmeet.run import LAYERS, Run
     from watersmeet.running.beginnings import read_last_published, sequence_topics
@@ -568,6 +568,13 @@ def reset(
         lake_settings = this_run.settings
         partitions = this_run.partitions
         targets = targets_of(lake_settings, partitions, target)
+
+        def read_last(owner: Owner) -> list[dict[int, Tail]]:
+            return [
+                read_last_published(owner.engine.reader, lake_settings, partitions, sequence)
+                for sequence in (MERGED, CORRECTED)
+            ]
+
         if yes:
             with this_run.take_layers() as layer_set:
                 owner = layer_set.owner
@@ -578,15 +585,13 @@ def reset(
                 jump = Jump(
                     owner, lake_settings, partitions, str(target), targets, *tails, topics=topics
                 )
+                jump.check_filled(read_last(owner))
                 facts = jump.preview()
                 jump.commit()
         else:
             this_run.check_identity()
             owner = Owner(this_run.engine)  # without a lease: it only reads
-            tails = [
-                read_last_published(owner.engine.reader, lake_settings, partitions, sequence)
-                for sequence in (MERGED, CORRECTED)
-            ]
+            tails = read_last(owner)
             jump = Jump(owner, lake_settings, partitions, str(target), targets, *tails)
             facts = jump.preview()
     answer({**facts, "done": yes}, as_json, show.reset_view)

@@ -252,17 +252,21 @@ class Jump:
         return max(self._before.newest.from_batch, 0 if last is None else last.batch + 1)
 
     def _check(self) -> None:
-        self._check_filled()
+        sequences = MERGED, CORRECTED
+        self.check_filled([last_tails(self._reader, sequence) for sequence in sequences])
         self._check_known()
 
-    def _check_filled(self) -> None:
-        """Raise ConfigurationError where a topic, one that was made again or has another name now,
-        does not have yet what the lake has published.
+    def check_filled(self, published: Sequence[Mapping[int, Tail]]) -> None:
+        """Raise ConfigurationError where a topic does not have yet what the lake has published: one
+        that was made again or has another name now, or that lacks a message before its last one.
+
+        `published`: by partition the last message of the sink, and of the topic of corrections.
         """
-        for sequence, tails in (MERGED, self.tails), (CORRECTED, self.correction_tails):
+        kinds = (MERGED, self.tails), (CORRECTED, self.correction_tails)
+        for (sequence, tails), last in zip(kinds, published, strict=True):
             topic = topic_of(self.settings, sequence)
-            for p, noted in sorted(last_tails(self._reader, sequence).items()):
-                if p not in tails or tails[p].place < noted.place:
+            for p, tail in sorted(last.items()):
+                if p not in tails or tails[p].place < tail.place:
                     raise ConfigurationError(
                         f"{topic}[{p}] does not have yet all that this lake has published",
                         where="--to",
