@@ -6,7 +6,8 @@ by itself. A batch of it is made in these steps:
 1. *plan*: offset ranges behind what the table has; after a failure, and at first, the tables say
    where that is (`running.next_offsets`);
 2. *read* the records of the ranges, decoded (`core.reading.read_records`) and counted;
-3. *check* how many are refused: no commit has a batch with too large a share of them;
+3. *check* that the topic they come from is still the lake's, and how many are refused: no commit
+   has a batch with too large a share of them;
 4. *commit*: the rows go to `bronze_<source>`, refused ones among them, in one Delta commit.
 
 After a crash before step 4, the records are read from Kafka again; after it nothing is left to do.
@@ -136,6 +137,7 @@ class Bronze:
         """Check and commit the rows of a batch (steps 3 and 4); `beyond` as in `_Reading`."""
         if not counts.records:
             return
+        self.next_offsets.check_topic(self.input)
         unchecked = self._check_share(counts)
         fault_point("bronze.append")
         with self.owner.step("bronze", "append"):

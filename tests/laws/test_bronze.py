@@ -32,16 +32,23 @@ from tests.support.cases import (
 )
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, OpenSpark, folder_of
-from tests.support.topics import create_topics, delete_records, produce, produce_transaction
+from tests.support.topics import (
+    create_topics,
+    delete_records,
+    delete_topic,
+    produce,
+    produce_transaction,
+)
 from watersmeet.bronze import Bronze
 from watersmeet.engine import KafkaInput
-from watersmeet.errors import DataLossError, QuarantineLimitError
+from watersmeet.errors import DataLossError, QuarantineLimitError, TopicChangedError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
 from watersmeet.lake.commits import last_decision
+from watersmeet.lake.identity import keep_identity
 from watersmeet.running.bronze_table import BronzeTable, kafka_input
 from watersmeet.running.generations import Jump, begin_first, targets_of
-from watersmeet.running.next_offsets import NextOffsets
+from watersmeet.running.next_offsets import NextOffsets, read_facts
 from watersmeet.running.owner import Owner
 from watersmeet.settings import Settings
 
@@ -395,3 +402,26 @@ def test_what_holds_no_record_behind_the_last_row_is_not_lost_when_kafka_deletes
     delete_records(kafka, topic, 0, 5)
     with pytest.raises(DataLossError, match="from 4 to 4"):
         read(lake.owner(), lake, "tracking")
+
+
+@pytest.mark.promise("C4")
+@pytest.mark.fault("topics")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_nothing_is_read_of_a_topic_that_was_made_again_under_way(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
+    """It has more records than were read: its offsets go on as if it were the one before."""
+    good = [keyed("a", time) for time in range(5)]
+    lake = begin(new_lake, kafka, f"again-{kind}", {0: Case(dict.fromkeys(SOURCES, good), 100)})
+    facts, _ = read_facts(lake.reader, lake.settings, 1)
+    keep_identity(lake.reader, lake.engine.append, facts)
+    owner, topic = lake.owner(), lake.settings.inputs_by_name["tracking"].topic
+    next_offsets = NextOffsets(owner.engine.reader, lake.settings, 1, owner)
+    bronze = Bronze(owner, lake.settings, lake.input_of("tracking"), next_offsets)
+    assert bronze.take({0: 5})
+    delete_topic(kafka, topic)
+    create_topics(kafka, topic, partitions=1)
+    produce(kafka, topic, [(0, keyed("b", time)) for time in range(9)])
+    with pytest.raises(TopicChangedError, match=f"{topic} was deleted and made again while it was"):
+        bronze.take({0: 9})
+    assert records(lake, "tracking") == expected(lake.cases, "tracking")

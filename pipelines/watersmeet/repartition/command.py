@@ -236,7 +236,7 @@ class _Stage:
         began = time.monotonic()
         size = self._size
         try:
-            self._publisher.send(messages)
+            self._publisher.send(messages, self._origins.check_read)
         except FencedError:
             self._check_rules()  # `evolve` may be the one that fenced
             raise

@@ -27,7 +27,7 @@ from watersmeet.core.repartition import (
     written,
 )
 from watersmeet.errors import ConfigurationError, ForeignMessageError, TopicChangedError
-from watersmeet.kafka.cluster import Cluster, copy_settings
+from watersmeet.kafka.cluster import Cluster, ExistingTopic, copy_settings
 from watersmeet.kafka.reading import Range, headers_of, read_range, read_tails
 from watersmeet.settings import Settings
 
@@ -92,13 +92,21 @@ class OriginTopics:
         if missing:  # a broker that has just come back may not know of it yet
             return
         self._counts = {name: topic.partitions for name, topic in existing.items()}
-        identities = {name: topic.identified for name, topic in existing.items()}
-        for topic, before in self.identities.items():
-            if identities[topic] != before:
+        self._check_identities(existing)
+        self.identities = {name: topic.identified for name, topic in existing.items()}
+
+    def check_read(self, _: object) -> None:
+        """Raise TopicChangedError where a topic was replaced since the last `poll`: what was read
+        since may be the new one's, from the offset on at which the old one was.
+        """
+        self._check_identities(self._cluster.existing(self.names))
+
+    def _check_identities(self, existing: Mapping[str, ExistingTopic]) -> None:
+        for name, topic in existing.items():
+            if self.identities.get(name, topic.identified) != topic.identified:
                 raise TopicChangedError(
-                    f"{topic} was deleted and made again while it was being repartitioned"
+                    f"{name} was deleted and made again while it was being repartitioned"
                 )
-        self.identities = identities
 
     def backlog(self, offsets: Mapping[InputPartition, int]) -> dict[str, dict[int, int]]:
         """Return how many offsets lie between these and the ends, by topic and partition."""

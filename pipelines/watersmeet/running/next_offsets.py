@@ -27,13 +27,14 @@ from watersmeet.errors import (
     DataLossError,
     KafkaAccessError,
     RecordsReplacedError,
+    TopicChangedError,
 )
 from watersmeet.kafka.cluster import Cluster, topics_of
 from watersmeet.kafka.reading import first_messages, timestamp_ms
 from watersmeet.lake import tables
 from watersmeet.lake.commits import last_decision
 from watersmeet.lake.history import Generation, History, read_history
-from watersmeet.lake.identity import identity, kept_facts, remade_topics
+from watersmeet.lake.identity import identity, kept_facts, kept_topic_ids, remade_topics
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.journal import SKIP
 from watersmeet.lake.newest import row_ends
@@ -135,6 +136,20 @@ class NextOffsets:
         """Return `Cluster.leader_epochs` of an input."""
         return self._cluster.leader_epochs(input_id.topic, self.partitions)
 
+    def check_topic(self, input_id: InputId) -> None:
+        """Raise TopicChangedError where an input's topic is not the one that the lake has.
+
+        Only what was read before is of that one: a topic that was made again goes on at the offset
+        of the one before as if nothing had happened.
+        """
+        topic = input_id.topic
+        if topic in self._topic_ids:
+            now = self._cluster.topic_ids([topic]).get(topic)
+            if now not in (None, self._topic_ids[topic]):
+                raise TopicChangedError(
+                    f"{topic} was deleted and made again while it was being read"
+                )
+
     def lost(
         self, input_id: InputId, offsets: Mapping[int, int], bounds: Bounds
     ) -> dict[int, tuple[int, int]]:
@@ -186,6 +201,10 @@ class NextOffsets:
     @cached_property
     def _cluster(self) -> Cluster:
         return Cluster(self.settings.kafka)
+
+    @cached_property
+    def _topic_ids(self) -> Mapping[str, str]:
+        return kept_topic_ids(self.reader)
 
     def _history(self) -> History:
         if self.owner is None:
