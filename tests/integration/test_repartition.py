@@ -21,6 +21,7 @@ from confluent_kafka import Producer
 from tests.support.cases import SOURCES, expected_late, expected_messages, heartbeat, keyed
 from tests.support.effort import first_then_nightly
 from tests.support.lakes import late_of
+from tests.support.lives import points_reached
 from tests.support.repartitioning import Copy, Counts, Raw, as_cases, confluence, copied, raws
 from tests.support.rivers import River, RunProcess, until
 from tests.support.tenants import merge_of
@@ -387,6 +388,26 @@ def test_a_topic_that_moved_with_records_and_offsets_is_the_same(river: River) -
     produce(river.kafka, origin(river), [(0, keyed("after", 5000))])
     assert once(river)["tracking"]["records"] == 1
     assert once(river)["tracking"]["records"] == 0
+
+
+@pytest.mark.promise("C25")
+@pytest.mark.fault("topics")
+def test_nothing_is_written_of_a_topic_that_was_made_again_under_way(river: River) -> None:
+    """It has more records than were read: its offsets go on as if it were the one before."""
+    before = found_in(river, "tracking")
+    produce(river.kafka, origin(river), [(0, keyed("next", 5000))])
+
+    def made_again(point: str) -> None:
+        if point == "publisher.begin":
+            delete_topic(river.kafka, origin(river))
+            create_topics(river.kafka, origin(river), partitions=2)
+            produce(river.kafka, origin(river), [(0, keyed("other", n)) for n in range(9)])
+
+    with points_reached(made_again), pytest.raises(TopicChangedError, match="made again while it"):
+        once(river)
+    assert found_in(river, "tracking") == before
+    with pytest.raises(ConfigurationError, match="was written from "):
+        once(river)
 
 
 def other_topic(river: River) -> str:
