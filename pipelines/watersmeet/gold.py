@@ -23,11 +23,12 @@ what is noted counts as published, whether it is or not.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from watersmeet.core.sequence import FORGOTTEN, MERGED, Sequence, Tail
-from watersmeet.errors import SinkReplacedError, TransactionTimeoutError
+from watersmeet.errors import ForeignMessageError, SinkReplacedError, TransactionTimeoutError
 from watersmeet.faults import fault_point
 from watersmeet.kafka.cluster import SMALLER_MESSAGES, sink_settings
 from watersmeet.kafka.publisher import Offsets, sink_publisher
@@ -89,6 +90,7 @@ class Gold(TopicWriter[dict[int, Tail], Pending, list[Publication]]):
         noted = self._still_there(noted, noted.keys() - sink_tails.keys())
         moved = self._noted_before_a_move(set(range(self.partitions)) - noted.keys(), sink_tails)
         known = noted | moved
+        sink_tails |= self._repeated(sink_tails, known)
         for p, tail in sink_tails.items():
             if not self.sequence.bears_out(p, tail, known.get(p)):
                 raise self.sequence.refusal(p, tail, last_messages[p])
@@ -129,18 +131,41 @@ class Gold(TopicWriter[dict[int, Tail], Pending, list[Publication]]):
         bounds = self._cluster.bounds(self.topic, self.partitions)
         there = dict[int, Tail]()
         for p in former.keys() & partitions:
-            offset, (first, end) = former[p].offset, bounds[p]
+            offset = former[p].offset
             if p not in last:
-                is_there = first > (offset or 0)
+                is_there = bounds[p][0] > (offset or 0)
             elif offset is None:
                 until: list[Condition] = [("partition", "=", p), ("last_seq", "<=", last[p].seq)]
                 noted = last_tails(self._engine.reader, self.kind, sink, until).get(p)
                 is_there = noted is not None and self._has(p, noted)
             else:
-                is_there = first <= offset < end and self._has(p, former[p], (offset, offset + 1))
+                is_there = self._has_at_its_offset(p, former[p], bounds[p])
             if is_there:
                 there[p] = former[p]
         return there
+
+    def _repeated(self, last: Mapping[int, Tail], known: Mapping[int, Tail]) -> dict[int, Tail]:
+        """Return the last message that is known of each partition whose very last one repeats an
+        earlier one, which somebody has sent again.
+
+        A topic that has lost its end has an earlier one, too, but not the one that is known at its
+        offset.
+        """
+        earlier = {
+            p: known[p]
+            for p, tail in last.items()
+            if p in known and tail.seq < known[p].seq
+            if self.sequence.bears_out(p, tail, known[p])
+        }
+        bounds = self._cluster.bounds_of(self.topic, earlier) if earlier else {}
+        return {p: t for p, t in earlier.items() if self._has_at_its_offset(p, t, bounds[p])}
+
+    def _has_at_its_offset(self, partition: int, noted: Tail, bounds: tuple[int, int]) -> bool:
+        offset, (first, end) = noted.offset, bounds
+        if offset is not None and first <= offset < end:
+            with suppress(ForeignMessageError):
+                return self._has(partition, noted, (offset, offset + 1))
+        return False
 
     def _has(self, partition: int, noted: Tail, bounds: tuple[int, int] | None = None) -> bool:
         for message in read_backwards(self.settings.kafka, self.topic, partition, bounds):

@@ -71,6 +71,24 @@ def test_a_correction_that_the_lake_did_not_send_ends_a_run_that_names_it(
     assert f"{life.topic}[0] ends with a message at offset {offset} that has no" in said
 
 
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once", "at_most_once"])
+def test_a_copy_of_an_earlier_message_has_no_message_sent_again(
+    kafka: str, tmp_path: Path, delivery: str
+) -> None:
+    life = Life.make(kafka, tmp_path, publish__delivery=delivery)
+    fed(life)
+    life.run()
+    sink = life.river.sink
+    sent = messages_in(kafka, sink)
+    headers, producer = sent[1].headers(), CheckedProducer(kafka)
+    producer.produce(sink, sent[1].value(), sent[1].key(), 0, timestamp=1, headers=headers)
+    assert producer.flush(30) == 0
+    life.both(("open", 1500), (None, 5000))
+    life.run()
+    numbers = [int(dict(each.headers())["watersmeet.seq"]) for each in messages_in(kafka, sink)]
+    assert numbers == [*range(len(sent)), 1, len(sent)]
+
+
 @pytest.mark.fault("kill", "lost")
 @pytest.mark.parametrize("lost", first_then_nightly([True, False]), ids=["taken up", "living"])
 def test_a_message_that_a_crash_kept_from_being_noted_is_the_lakes(
