@@ -21,6 +21,7 @@ from watersmeet.engine.embedded import EmbeddedEngine
 from watersmeet.engine.spark import SparkEngine
 from watersmeet.engine.spark_writer import SparkWriter
 from watersmeet.errors import (
+    ConfigurationError,
     ConstraintError,
     LeaseLostError,
     MissingFileError,
@@ -30,6 +31,8 @@ from watersmeet.errors import (
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.by_spark import SparkReader
+from watersmeet.lake.table_reader import Where, row_count
+from watersmeet.lake.tables import DELETING
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.running import runner as runners
 from watersmeet.running.runner import Runner
@@ -223,6 +226,26 @@ def test_what_bronze_appends_meets_constraints_of_others_too(new_lake: MakeLake)
     opened(lake, table).alter.add_constraint({"few": "partition < 1"})
     with pytest.raises(ConstraintError, match=rf"^{table}: .* \(few: partition < 1\)"):
         lake.arrive()
+
+
+def test_a_table_whose_rows_nobody_may_change_is_named_where_rows_are_deleted(
+    lake: CaseLake,
+) -> None:
+    table = tables.bronze("orders")
+    opened(lake, table).alter.set_table_properties({"delta.appendOnly": "true"})
+    all_rows: Where = [[("offset", ">=", 0)]]
+
+    def delete() -> None:
+        delete = partial(lake.engine.delete, table, all_rows)
+        lake.owner().change(table, DELETING, delete, attempts=2)
+
+    said = rf"^lake: {table} has delta\.appendOnly=true.*; ALTER TABLE .* UNSET TBLPROPERTIES"
+    with pytest.raises(ConfigurationError, match=said):
+        delete()
+    lake.arrive(SHARES[2])
+    opened(lake, table).alter.set_table_properties({"delta.appendOnly": "false"})
+    delete()
+    assert row_count(lake.reader, table, all_rows) == 0
 
 
 def test_no_error_of_a_library_is_told_without_the_table(lake: CaseLake) -> None:

@@ -50,7 +50,7 @@ from watersmeet.lake.by_delta_rs import DeltaRsReader, columns_of, streamed
 from watersmeet.lake.commits import Commit, suppress_conflict
 from watersmeet.lake.data_file import FILES, DataFile, PartitionedFiles, by_key
 from watersmeet.lake.durable import durably
-from watersmeet.lake.features import check_features
+from watersmeet.lake.features import append_only, check_features
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.table_errors import names_table, names_tables
@@ -442,12 +442,14 @@ class EmbeddedEngine(Polling):
 
     @contextmanager
     def _naming_features(self, table: str) -> Iterator[None]:
-        # Where a feature was turned on meanwhile that delta-rs does not have, it raises the class
-        # of a conflict: the error then names the feature.
+        # Where a feature was turned on meanwhile that delta-rs does not have, or the table takes
+        # no changes, it raises the class of a conflict: the error then says what was turned on.
         try:
             yield
-        except DeltaError:
+        except DeltaError as error:
             check_features(self.reader, self.lake, [table])
+            if "append-only" in str(error):
+                raise append_only(self.lake, table) from error
             raise
 
     # -- keeping

@@ -78,11 +78,7 @@ def check_features(reader: TableReader, lake: Lake, names: Iterable[str] | None 
 
 def _unusable(reader: TableReader, lake: Lake, table: str) -> ConfigurationError | None:
     if table == tables.SILVER and reader.properties(table).get(_APPEND_ONLY) == "true":
-        return ConfigurationError(
-            f"{table} has {_APPEND_ONLY}=true, which somebody has set: no batch can change a row",
-            where="lake",
-            fix=f"{alter(lake, table)} UNSET TBLPROPERTIES ('{_APPEND_ONLY}')",
-        )
+        return append_only(lake, table, "no batch can change a row")
     is_embedded = lake.settings.engine == "embedded"
     unknown = reader.unknown_features(table, for_writing=is_embedded)
     if not unknown:
@@ -100,6 +96,17 @@ def _unusable(reader: TableReader, lake: Lake, table: str) -> ConfigurationError
         f"{table} has the table feature {feature}, which somebody has turned on and delta-rs "
         f"cannot {('write' if is_embedded else 'read')}: {', or '.join(ways)}",
         where="lake",
+    )
+
+
+def append_only(
+    lake: Lake, table: str, consequence: str = _MATTERS[_APPEND_ONLY]
+) -> ConfigurationError:
+    """Return the error that says that somebody lets no row of a table be changed."""
+    return ConfigurationError(
+        f"{table} has {_APPEND_ONLY}=true, which somebody has set: {consequence}",
+        where="lake",
+        fix=f"{alter(lake, table)} UNSET TBLPROPERTIES ('{_APPEND_ONLY}')",
     )
 
 
