@@ -392,7 +392,7 @@ class SinkReplacedError(WatersmeetError):
 
 
 class NoRoomError(WatersmeetError):
-    """The disk is full, a quota is used up, or the process may open no more files."""
+    """The disk is full or read-only, a quota is used up, or the process may open no more files."""
 
 
 def no_room(error: BaseException) -> NoRoomError | None:
@@ -412,6 +412,13 @@ def no_room(error: BaseException) -> NoRoomError | None:
             return NoRoomError(
                 f"this process may open no more files ({own or root_cause(error)})",
                 fix="allow more (`ulimit -n`): the next start goes on where this one has ended",
+            )
+        is_start = isinstance(error, ConfigurationError)  # which has its own way out
+        if os.strerror(errno.EROFS) in text and not is_start:
+            return NoRoomError(
+                f"the file system is read-only ({own or root_cause(error)})",
+                fix="look at the disk, which a system makes so where it fails, and make it "
+                "writable: the next start goes on where this one has ended",
             )
         cause = cause.__cause__ or cause.__context__
     return None

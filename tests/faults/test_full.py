@@ -13,7 +13,7 @@ import pytest
 from tests.faults.full import below
 from tests.support.effort import first_then_nightly
 from tests.support.forgetful import HAS_COMPILER, WHY
-from watersmeet.errors import TableError, no_room, root_cause
+from watersmeet.errors import ConfigurationError, TableError, no_room, root_cause
 
 pytestmark = [pytest.mark.promise("N81"), pytest.mark.fault("disk", oracle=True)]
 
@@ -47,6 +47,7 @@ def test_whatever_is_refused_room_says_so_and_a_start_goes_on_exactly(
         ),
         (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "the disk has no room left (OSError:"),
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "this process may open no more files ("),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS)), "the file system is read-only (OSError:"),
     ],
 )
 def test_what_a_library_says_of_a_lack_of_room_is_a_sentence(error: OSError, begins: str) -> None:
@@ -60,3 +61,4 @@ def test_causes_that_a_library_says_line_by_line_are_one_sentence() -> None:
     said = "OSError: Generic LocalFileSystem error: Unable to open file /lake/1.json: No space left"
     assert root_cause(OSError(RUST)).startswith(said)
     assert no_room(OSError("something else")) is None
+    assert no_room(ConfigurationError("takes no commits (Read-only file system)")) is None
