@@ -15,16 +15,18 @@ from watersmeet.core.columns import cuts, filtered, taken
 SIZES = st.lists(st.integers(0, 12))
 
 
-@given(SIZES, st.integers(1, 20), st.none() | st.integers(1, 5))
+@given(SIZES, st.integers(1, 20), st.none() | st.integers(1, 5), st.booleans(), st.data())
 def test_pieces_are_as_long_as_their_bytes_and_rows_allow(
-    sizes: list[int], max_bytes: int, max_rows: int | None
+    sizes: list[int], max_bytes: int, max_rows: int | None, has_counts: bool, data: st.DataObject
 ) -> None:
-    pieces = [*cuts(sizes, max_bytes, max_rows)]
+    counts = [data.draw(st.integers(1, 4)) if has_counts else 1 for _ in sizes]
+    given_counts = np.array(counts, np.int64) if has_counts else None
+    pieces = [*cuts(sizes, max_bytes, max_rows, given_counts)]
     assert [row for piece in pieces for row in range(*piece)] == [*range(len(sizes))]
 
     def fits(begin: int, end: int) -> bool:
-        is_short = max_rows is None or end - begin <= max_rows
-        return is_short and (end - begin == 1 or sum(sizes[begin:end]) <= max_bytes)
+        is_short = max_rows is None or sum(counts[begin:end]) <= max_rows
+        return end - begin == 1 or (is_short and sum(sizes[begin:end]) <= max_bytes)
 
     assert all(fits(*piece) for piece in pieces)
     assert not any(fits(begin, end + 1) for begin, end in pieces if end < len(sizes))

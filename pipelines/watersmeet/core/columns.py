@@ -144,18 +144,24 @@ def groups(by: Int64s, order_by: Int64s | None = None) -> dict[int, Int64s]:
 
 
 def cuts(
-    sizes: Sequence[int] | Int64s, max_bytes: int, max_rows: int | None = None
+    sizes: Sequence[int] | Int64s,
+    max_bytes: int,
+    max_rows: int | None = None,
+    counts: Int64s | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """Yield where pieces of rows begin and end that have at most `max_bytes`, or a single row."""
+    """Yield where pieces of items begin and end that have at most `max_bytes` and `max_rows`, or a
+    single item. `counts`: how many rows each of them has; by default one.
+    """
     totals = np.cumsum(np.asarray(sizes, np.int64))
-    begin = 0
-    before = 0  # bytes of the rows before the piece
+    rows = np.cumsum(np.ones_like(totals) if counts is None else counts)
+    begin = size = count = 0  # where the piece begins, and what comes before it
     while begin < len(totals):
-        end = max(begin + 1, int(np.searchsorted(totals, before + max_bytes, "right")))
-        end = min(end, begin + max_rows) if max_rows else end
+        end = int(np.searchsorted(totals, size + max_bytes, "right"))
+        if max_rows is not None:
+            end = min(end, int(np.searchsorted(rows, count + max_rows, "right")))
+        end = max(begin + 1, end)
         yield begin, end
-        begin = end
-        before = int(totals[end - 1])
+        begin, size, count = end, int(totals[end - 1]), int(rows[end - 1])
 
 
 def as_ranges(offsets: Int64s) -> Iterator[tuple[int, int]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from watersmeet.core.columns import Booleans, Int64s, cuts, groups, int64s, looked_up
+from watersmeet.core.columns import Int64s, cuts, groups, int64s, looked_up
 from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.core.sequence import Place, Sequence, Tail, clock_of
 from watersmeet.lake.published import after, up_to, with_message
@@ -96,20 +96,57 @@ class Unpublished:
         on. If there are more rows than the limit, each partition gives about an equal share.
         """
         rows = self._rows()
-        every, sizes = int64s(rows[self.sequence.clock]), sizes_of(rows)
+        partitions, every = int64s(rows["partition"]), int64s(rows[self.sequence.clock])
+        sizes = sizes_of(rows)
         share = min(
             1.0, limits.records / max(1, len(every)), limits.bytes / max(1, int(sizes.sum()))
         )
-        chunking = _Chunking(self, limits.chunk)
         ends: dict[int, tuple[int, int]] = {}
-        count = 0
-        for partition, numbers in groups(int64s(rows["partition"]), every).items():
-            times = every[numbers]
-            taken = _first(times, max(1, int(len(times) * share)))
-            chunking.add(partition, taken, sizes[numbers][: len(taken)])
-            ends[partition] = int(taken[0]), int(taken[-1])
-            count += len(taken)
-        return Pending(chunking.chunks, count < len(every), ends, count)
+        first: list[Int64s] = [np.empty(0, np.int64)]
+        for partition, numbers in groups(partitions, every).items():
+            times = _first(every[numbers], max(1, int(len(numbers) * share)))
+            ends[partition] = int(times[0]), int(times[-1])
+            first.append(numbers[: len(times)])
+        taken = np.concatenate(first)
+        chunks = self._chunks(partitions[taken], every[taken], sizes[taken], limits.chunk)
+        return Pending([*chunks], len(taken) < len(every), ends, len(taken))
+
+    def _chunks(
+        self, partitions: Int64s, times: Int64s, sizes: Int64s, most: int
+    ) -> Iterator[dict[int, Range]]:
+        """Yield rows, which are in order of partition and time, in chunks of at most `CHUNK_BYTES`
+        and `most` rows. The rows of one time stay together where they fit.
+        """
+        is_first = (np.diff(partitions, prepend=-1) != 0) | (np.diff(times, prepend=-1) != 0)
+        begins = np.flatnonzero(is_first)
+        counts = np.diff(np.append(begins, len(times)))
+        totals = np.append(0, np.cumsum(sizes))
+        sizes_of_times = totals[begins + counts] - totals[begins]
+        after = {p: tail.place for p, tail in self.tails.items()}
+        for begin, end in cuts(sizes_of_times, CHUNK_BYTES, most, counts):
+            rows = slice(begins[begin], begins[end - 1] + counts[end - 1])
+            lasts = np.flatnonzero(np.diff(partitions[rows], append=-1))
+            until = zip(partitions[rows][lasts].tolist(), times[rows][lasts].tolist(), strict=True)
+            chunk = {p: Range(after.get(p), (time,)) for p, time in until}
+            is_large = sizes_of_times[begin] > CHUNK_BYTES and counts[begin] > 1
+            if is_large or counts[begin] > most:
+                [(partition, span)] = chunk.items()
+                yield from ({partition: part} for part in self._parts(partition, span, most))
+            else:
+                yield chunk
+            after |= {p: span.until for p, span in chunk.items()}
+
+    def _parts(self, partition: int, span: Range, most: int) -> Iterator[Range]:
+        """Yield the rows of one time of a partition, cut so that each part fits into a chunk."""
+        sequence = self.sequence
+        columns = [*sequence.order, RECORD_BYTES.name]
+        rows = self.reader.select(sequence.table, columns, self.of({partition: span}))
+        rows = sequence.in_order(rows)
+        place = span.after
+        for _, end in cuts(sizes_of(rows), CHUNK_BYTES, most):
+            last = sequence.places(rows.slice(end - 1, 1))[0]
+            yield Range(place, last)
+            place = last
 
     def first(self, records: int) -> Unpublished | None:
         """Return about so many of the first rows; None if there are no more than that.
@@ -182,9 +219,9 @@ class Unpublished:
         """
         rows = self._select(between(self.sequence.clock, self._bounds))
         last = {p: clock_of(tail.place) for p, tail in self.tails.items()}
-        is_later = self._compared(rows, np.greater, last)
-        is_tied = self._compared(rows, np.equal, last)
-        tied = np.unique(int64s(rows["partition"])[is_tied]).tolist()
+        partitions, clocks = int64s(rows["partition"]), int64s(rows[self.sequence.clock])
+        lasts = looked_up(partitions, last, -1)
+        tied = np.unique(partitions[clocks == lasts]).tolist()
         # Only a failure leaves rows of the tail's own time behind, since all of one time are
         # published together.
         ties: Where = [
@@ -193,89 +230,13 @@ class Unpublished:
             if p in last
             for term in after(self.sequence, self.tails[p].place)
         ]
-        parts = [rows.filter(pa.array(is_later)), *map(self._select, in_portions(ties))]
-        rows = pa.concat_tables(parts)
-        if self.clocks is None:
-            return rows
-        return rows.filter(pa.array(self._compared(rows, np.less_equal, self.clocks)))
-
-    def _compared(
-        self, rows: pa.Table, compare: Callable[..., Booleans], times: Mapping[int, int]
-    ) -> Booleans:
-        """Compare when rows were finished with a time (ms) of their partition, by default -1."""
-        of_rows = looked_up(int64s(rows["partition"]), times, -1)
-        return compare(int64s(rows[self.sequence.clock]), of_rows)
+        later = rows.filter(pa.array(clocks > lasts))
+        return pa.concat_tables([later, *map(self._select, in_portions(ties))])
 
     def _select(self, where: Where) -> pa.Table:
         columns = ["partition", self.sequence.clock, RECORD_BYTES.name]
         terms = [[*self._finished, *term] for term in where]
         return self.reader.select(self.sequence.table, columns, terms)
-
-
-@dataclass
-class _Chunking:
-    """Cuts the rows of a publication into chunks of so many rows and `CHUNK_BYTES`."""
-
-    unpublished: Unpublished
-    size: int
-    chunks: list[dict[int, Range]] = field(default_factory=list)
-    _room: int = 0
-    _room_bytes: int = 0
-
-    def add(self, partition: int, times: Int64s, sizes: Int64s) -> None:
-        """Add rows of a partition in order of time."""
-        tail = self.unpublished.tails.get(partition)
-        place = None if tail is None else tail.place
-        begins = np.flatnonzero(np.diff(times, prepend=-1))
-        # The rows of one time stay together.
-        ends = np.append(begins[1:], len(times))
-        total = np.append(0, np.cumsum(sizes))
-        done = 0
-        while done < len(begins):
-            begin = int(begins[done])
-            fits = self._fitting(ends, total[ends], begin, int(total[begin])) - done
-            is_alone = bool(self.chunks) and not self.chunks[-1]
-            if fits <= 0 and not is_alone:
-                self._begin()
-                continue
-            last = done + max(fits, 1) - 1
-            end = int(ends[last])
-            until = (int(times[begins[last]]),)
-            if fits <= 0 and end - begin > 1:
-                parts = self._parts(partition, Range(place, until))
-                self.chunks[-1:] = [{partition: part} for part in parts]
-                self._room = 0
-            else:
-                self.chunks[-1][partition] = Range(place, until)
-                self._room -= end - begin
-                self._room_bytes -= int(total[end] - total[begin])
-            place = until
-            done = last + 1
-
-    def _fitting(self, ends: Int64s, totals: Int64s, begin: int, before: int) -> int:
-        """Return up to which time the rows fit into the chunk that has begun: `ends` and `totals`
-        are the running numbers of rows and bytes after each time, `begin` and `before` those now.
-        """
-        rows = np.searchsorted(ends, begin + max(self._room, 0), side="right")
-        return int(min(rows, np.searchsorted(totals, before + self._room_bytes, side="right")))
-
-    def _begin(self) -> None:
-        self.chunks.append({})
-        self._room = self.size
-        self._room_bytes = CHUNK_BYTES
-
-    def _parts(self, partition: int, span: Range) -> Iterator[Range]:
-        """Yield the rows of one time of a partition, cut so that each part fits into a chunk."""
-        sequence = self.unpublished.sequence
-        where = self.unpublished.of({partition: span})
-        columns = [*sequence.order, RECORD_BYTES.name]
-        rows = self.unpublished.reader.select(sequence.table, columns, where)
-        rows = sequence.in_order(rows)
-        place = span.after
-        for _, end in cuts(sizes_of(rows), CHUNK_BYTES, self.size):
-            last = sequence.places(rows.slice(end - 1, 1))[0]
-            yield Range(place, last)
-            place = last
 
 
 def _first(times: Int64s, count: int) -> Int64s:
