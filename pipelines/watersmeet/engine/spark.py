@@ -418,7 +418,8 @@ class SparkEngine(Polling, SparkWriter):
             super().compact(table, file_bytes)
 
     def _has_records(self, table: str) -> bool:
-        return self.lake.layout[table].has_records
+        layout = self.lake.layout.get(table)  # a table that is tried in a catalog has none
+        return layout is None or layout.has_records
 
     def purge(self, table: str) -> None:
         """See `Engine.purge`."""
