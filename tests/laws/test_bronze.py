@@ -411,7 +411,7 @@ def test_nothing_is_read_of_a_topic_that_was_made_again_under_way(
     new_lake: MakeLake, kafka: str, kind: str
 ) -> None:
     """It has more records than were read: its offsets go on as if it were the one before."""
-    good = [keyed("a", time) for time in range(5)]
+    good: list[bytes | None] = [keyed("a", time) for time in range(5)]
     lake = begin(new_lake, kafka, f"again-{kind}", {0: Case(dict.fromkeys(SOURCES, good), 100)})
     facts, _ = read_facts(lake.reader, lake.settings, 1)
     keep_identity(lake.reader, lake.engine.append, facts)
