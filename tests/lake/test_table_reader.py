@@ -42,6 +42,7 @@ from watersmeet.lake.table_reader import (
     TableReader,
     VersionGoneError,
     Where,
+    row_count,
     within,
 )
 
@@ -510,6 +511,17 @@ def test_values_are_unpacked_for_the_rows_alone_that_meet_the_conditions(
         "silver", ["tracking"], [[keys, ("event_time", ">=", 10)], [keys, ("event_time", "<", 5)]]
     )
     assert "pushdown_rows_pruned=997," in asked[-1]
+
+
+def test_a_view_of_the_journal_gives_its_rows_and_no_summary(folder_store: Store) -> None:
+    """A row of the journal may hold many of them, which are counted once they are unpacked."""
+    of_journal = [
+        name for name, view in folder_store.reader.lake.views.items() if view.items is not None
+    ]
+    for name in of_journal:
+        with pytest.raises(ValueError, match=f"{name} is unpacked as a whole"):
+            row_count(folder_store.reader, name)
+    assert tables.RESETS in of_journal
 
 
 def test_a_range_is_within_where_offsets_say_so_and_neighbours_share_a_term(bronze: Store) -> None:

@@ -245,6 +245,8 @@ class TableReader(Histories, Protocol):
         view = self.lake.views.get(table)
         if view is None:
             return normalise(self.table_rows(question))
+        if view.items is not None:
+            raise ValueError(f"{table} is unpacked as a whole")
         parts = [*map(normalise, self._parts(view, question))]
         if view.is_of_one_table:
             return parts[0]
