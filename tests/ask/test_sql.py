@@ -324,6 +324,34 @@ def test_every_time_is_shown_however_fine_and_however_far_away() -> None:
     assert shown["long_before"] == [f"{-ms} ms (out of range)"]
 
 
+def test_an_interval_is_its_length_in_ms_on_both_engines_and_one_of_months_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def asked(value: str) -> pa.Table:
+        return pa.table(QueryBuilder().execute(f"SELECT {value} AS x").read_all())
+
+    by_spark = pa.table({"x": pa.array([86_400_000_123, -1_999], pa.duration("us"))})
+    by_delta_rs = pa.concat_tables(
+        [asked("INTERVAL '1 day 0.000123 seconds'"), asked("INTERVAL '-0.001999' SECOND")]
+    )
+    for rows in (by_delta_rs, by_spark):
+        found = as_document(rows.to_reader())["rows"]
+        assert found == [{"x": 86_400_000}, {"x": -1}]
+        write_csv(rows.to_reader())
+        assert capsys.readouterr().out == "x\n86400000 ms\n-1 ms\n"
+    inside = asked("named_struct('all', make_array(INTERVAL '3' SECOND, NULL))")
+    assert as_document(inside.to_reader())["rows"] == [{"x": {"all": [3000, None]}}]
+    for months in ("INTERVAL '1' MONTH", "make_array(INTERVAL '2 years 1 day')"):
+        with pytest.raises(QueryError, match="interval of months"):
+            as_document(asked(months).to_reader())
+
+
+def test_times_that_are_keys_of_a_map_are_ms_as_all_times() -> None:
+    kind = pa.map_(pa.timestamp("us", "UTC"), pa.timestamp("us", "UTC"))
+    rows = pa.table({"x": pa.array([[(5_000, 7_000)]], kind)})
+    assert as_document(rows.to_reader())["rows"] == [{"x": [[5, 7]]}]
+
+
 def test_two_columns_of_one_name_are_no_json() -> None:
     """An object would have the last of them alone."""
     rows = selected("1 AS a, 2 AS b").rename_columns(["a", "a"])

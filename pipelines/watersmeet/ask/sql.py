@@ -145,7 +145,8 @@ def _plain(kind: pa.DataType, time: pa.DataType, duration: pa.DataType) -> pa.Da
     if pa.types.is_time64(kind):
         return pa.time64("us")
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, _plain(kind.item_type, time, duration))
+        key, item = (_plain(each, time, duration) for each in (kind.key_type, kind.item_type))
+        return pa.map_(key, item)
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(_plain(kind.value_type, time, duration)))
     if pa.types.is_struct(kind):
@@ -155,7 +156,11 @@ def _plain(kind: pa.DataType, time: pa.DataType, duration: pa.DataType) -> pa.Da
 
 def _texts(batch: pa.RecordBatch, null: str) -> Iterator[list[str]]:
     texts = [
-        _time if pa.types.is_timestamp(kind) else _length if pa.types.is_duration(kind) else _text
+        _time
+        if pa.types.is_timestamp(kind)
+        else _length
+        if pa.types.is_duration(kind) or pa.types.is_interval(kind)
+        else _text
         for kind in batch.schema.types
     ]
     for row in _rows(batch):
@@ -172,8 +177,15 @@ def _time(ms: int) -> str:
     return utc(ms) if ms >= 0 else before.replace("+00:00", "Z")
 
 
-def _length(ms: int) -> str:
-    return f"{ms} ms"
+def _length(duration: int | pa.MonthDayNano) -> str:
+    return f"{_json_value(duration)} ms"
+
+
+def _interval_ms(interval: pa.MonthDayNano) -> int:
+    if interval.months:  # Spark refuses it, too
+        raise QueryError("an interval of months is not supported: months differ in length")
+    total_ns = int(interval.days * 86_400_000_000_000 + interval.nanoseconds)
+    return abs(total_ns) // 1_000_000 * (-1 if total_ns < 0 else 1)
 
 
 def _text(value: Any) -> str:
@@ -189,6 +201,8 @@ def _text(value: Any) -> str:
 def _json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, pa.MonthDayNano):
+        return _interval_ms(value)
     if isinstance(value, dict):
         return {name: _json_value(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
