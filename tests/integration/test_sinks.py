@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import random
 from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.integration.test_clusters import move
 from tests.support.cases import heartbeat
@@ -24,6 +27,8 @@ from tests.support.topics import (
 )
 from watersmeet.core.sequence import SEQ
 from watersmeet.kafka.reading import headers_of
+
+LARGEST = "max.message.bytes"
 
 
 def moved(kafka: Access, topic: str, partitions: int = 1) -> None:
@@ -201,3 +206,53 @@ def test_a_crash_before_the_first_note_of_a_sink_that_is_made_again(
     life.both(("c", 7000), (None, 9000))
     life.run()
     assert [m["key"] for m in life.messages()] == ["b", "c"]
+
+
+def with_a_message_given_up(kafka: Access, folder: Path) -> Life:
+    """A lake whose sink has refused the third of four messages, as it is too large, and now takes
+    it."""
+    life = Life.make(kafka, folder, publish={"topic": "x", "delivery": "at_least_once"})
+    sink = f"{life.river.config['name']}-merged"
+    life.configure("publish.topic", sink)
+    create_topics(kafka, sink, partitions=1, **{LARGEST: "1100000"})
+    half = base64.b64encode(random.Random(1).randbytes(500_000)).decode()
+    life.send("tracking", ("a", 0), ("b", 1), ("d", 3))
+    life.send("tracking", ("c", 2), pad=half)
+    life.send("orders", ("c", 2), pad=half)
+    life.both((None, 1000))
+    assert "MSG_SIZE_TOO_LARGE" in life.call("run", "--once", exit_code=1)
+    assert numbers_in(kafka, sink) == [0, 1, 3]
+    taken = ConfigEntry(LARGEST, "10000000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, sink, incremental_configs=[taken])
+    admin = AdminClient(client_options(kafka))
+    [done] = admin.incremental_alter_configs([resource]).values()
+    done.result(30)
+    return life
+
+
+@pytest.mark.promise("N13")
+def test_a_jump_over_a_message_that_was_given_up_waits_until_it_is_sent_again(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = with_a_message_given_up(kafka, tmp_path)
+    said = life.call("reset", "--to", "earliest", "--yes", exit_code=2)
+    assert "does not have yet all that this lake has published; run the lake" in said
+    life.run()
+    assert numbers_in(kafka, life.river.sink) == [0, 1, 3, 2, 3]
+    assert life.river.broken_promises() == []
+    life.call("reset", "--to", "earliest", "--yes")
+    life.run()
+    assert numbers_in(kafka, life.river.sink) == [0, 1, 3, 2, 3]
+
+
+@pytest.mark.promise("N13")
+def test_a_sink_that_lacks_a_message_is_not_taken_up(kafka: str, tmp_path: Path) -> None:
+    life = with_a_message_given_up(kafka, tmp_path)
+    life.lose()
+    sink = life.river.sink
+    said = life.call("run", "--once", exit_code=2)
+    assert f"{sink}[0] lacks the message with number 2, and has later ones" in said
+    life.configure("publish.topic", f"{sink}-again")
+    life.configure("kafka.start", "earliest")
+    life.run()
+    assert numbers_in(kafka, f"{sink}-again") == [0, 1, 2, 3]
