@@ -107,12 +107,12 @@ def read_out(
     pairs = {tp: np.stack(its, axis=1) for tp, its in earlier.items()}
     named = {tp: np.unique(originals) for tp, (_, originals) in pairs.items()}
     parts = parts_among(named) if parts_among is not None and named else {}
-    for tp, (at, originals) in pairs.items():
-        is_out: Booleans = np.isin(originals, parts.get(tp, ()))
-        before = {tp: (int(originals.min()), begin[tp])}
-        for _tp, since, until in _parts_of_messages(reader, generation, before):
-            is_out |= (originals >= since) & (originals < until)
-        copies.append((tp, at[is_out]))
+    is_out = {tp: np.isin(its, parts.get(tp, ())) for tp, (_, its) in pairs.items()}
+    before = {tp: (int(its[0]), begin[tp]) for tp, its in named.items()}
+    for tp, since, until in _parts_of_messages(reader, generation, before):
+        originals = pairs[tp][1]
+        is_out[tp] |= (originals >= since) & (originals < until)
+    copies += [(tp, at[is_out[tp]]) for tp, (at, _) in pairs.items()]
     return joined([*parts_of_messages(reader, generation, within_all), *copies])
 
 
