@@ -50,7 +50,7 @@ from watersmeet.lake.by_delta_rs import DeltaRsReader, columns_of, streamed
 from watersmeet.lake.commits import Commit, suppress_conflict
 from watersmeet.lake.data_file import FILES, DataFile, PartitionedFiles, by_key
 from watersmeet.lake.durable import durably
-from watersmeet.lake.features import append_only, check_features
+from watersmeet.lake.features import check_features
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.table_errors import names_table, names_tables
@@ -434,22 +434,20 @@ class EmbeddedEngine(Polling):
         before = delta_table.version()
         if rewrites is not None:
             self.reader.check_files(table, delta_table, rewrites)
-        with self._naming_features(table):
+        with self._naming_features(table, is_changed=rewrites is not None):
             write(delta_table, arguments)
         if delta_table.version() == before:  # delta-rs makes no commit where no row changes
             empty = self.lake.schema(table).empty_table()
             _append(delta_table, empty, self._writer(table, 0), arguments)
 
     @contextmanager
-    def _naming_features(self, table: str) -> Iterator[None]:
+    def _naming_features(self, table: str, *, is_changed: bool = False) -> Iterator[None]:
         # Where a feature was turned on meanwhile that delta-rs does not have, or the table takes
         # no changes, it raises the class of a conflict: the error then says what was turned on.
         try:
             yield
-        except DeltaError as error:
-            check_features(self.reader, self.lake, [table])
-            if "append-only" in str(error):
-                raise append_only(self.lake, table) from error
+        except DeltaError:
+            check_features(self.reader, self.lake, [table], changed=[table] if is_changed else ())
             raise
 
     # -- keeping

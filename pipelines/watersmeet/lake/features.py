@@ -6,7 +6,7 @@ A feature that the engine cannot handle is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from watersmeet.errors import ConfigurationError, Problem, raise_first
@@ -65,20 +65,37 @@ def interval_ms(text: str) -> int | None:
     return sum(int(count) * _UNITS_MS[unit] for count, unit in parts)
 
 
-def check_features(reader: TableReader, lake: Lake, names: Iterable[str] | None = None) -> None:
+def check_features(
+    reader: TableReader,
+    lake: Lake,
+    names: Iterable[str] | None = None,
+    *,
+    changed: Collection[str] = (),
+) -> None:
     """Raise ConfigurationError where the engine cannot read or write a feature of a table.
 
     Spark writes what delta-rs cannot. On either engine, delta-rs must be able to read the table.
-    `names`: the tables to look at; all without.
+    `names`: the tables to look at; all without. `changed`: those whose rows are to
+    be changed, beside silver's.
     """
     existing = filter(reader.exists, lake.layout if names is None else names)
-    unusable = (_unusable(reader, lake, table) for table in existing)
+    unusable = (
+        _unusable(reader, lake, table, table in {tables.SILVER, *changed}) for table in existing
+    )
     raise_first(error for error in unusable if error is not None)
 
 
-def _unusable(reader: TableReader, lake: Lake, table: str) -> ConfigurationError | None:
-    if table == tables.SILVER and reader.properties(table).get(_APPEND_ONLY) == "true":
-        return append_only(lake, table, "no batch can change a row")
+def _unusable(
+    reader: TableReader, lake: Lake, table: str, is_changed: bool
+) -> ConfigurationError | None:
+    if is_changed and reader.properties(table).get(_APPEND_ONLY) == "true":
+        of_silver = "no batch can change a row"
+        consequence = of_silver if table == tables.SILVER else _MATTERS[_APPEND_ONLY]
+        return ConfigurationError(
+            f"{table} has {_APPEND_ONLY}=true, which somebody has set: {consequence}",
+            where="lake",
+            fix=f"{alter(lake, table)} UNSET TBLPROPERTIES ('{_APPEND_ONLY}')",
+        )
     is_embedded = lake.settings.engine == "embedded"
     unknown = reader.unknown_features(table, for_writing=is_embedded)
     if not unknown:
@@ -96,17 +113,6 @@ def _unusable(reader: TableReader, lake: Lake, table: str) -> ConfigurationError
         f"{table} has the table feature {feature}, which somebody has turned on and delta-rs "
         f"cannot {('write' if is_embedded else 'read')}: {', or '.join(ways)}",
         where="lake",
-    )
-
-
-def append_only(
-    lake: Lake, table: str, consequence: str = _MATTERS[_APPEND_ONLY]
-) -> ConfigurationError:
-    """Return the error that says that somebody lets no row of a table be changed."""
-    return ConfigurationError(
-        f"{table} has {_APPEND_ONLY}=true, which somebody has set: {consequence}",
-        where="lake",
-        fix=f"{alter(lake, table)} UNSET TBLPROPERTIES ('{_APPEND_ONLY}')",
     )
 
 
