@@ -206,9 +206,9 @@ def test_an_evolve_that_was_replaced_while_it_stood_still_begins_no_epoch(
         patch.setattr(evolving, "fault_point", replace)
         with pytest.raises(LeaseLostError):
             evolve(river.reader, river.settings, Reporter())
-    assert rows_in(river, tables.EPOCHS) == {tables.EPOCHS: 1}
+    assert river.reader.select(tables.EPOCHS, ["epoch"])["epoch"].to_pylist() == [0]
     assert evolve(river.reader, river.settings, Reporter())["applied"]
-    assert rows_in(river, tables.EPOCHS) == {tables.EPOCHS: 2}
+    assert sorted(river.reader.select(tables.EPOCHS, ["epoch"])["epoch"].to_pylist()) == [0, 1]
 
 
 @pytest.mark.long
