@@ -15,7 +15,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.cases import SOURCES, heartbeat, keyed
+from tests.support.cases import (
+    SOURCES,
+    expected_late,
+    expected_silver,
+    heartbeat,
+    keyed,
+)
 from tests.support.commands import here
 from tests.support.configurations import settings_for
 from tests.support.rivers import CATALOG, Losses, River, warehouse
@@ -79,7 +85,12 @@ def test_a_lake_in_a_catalog_is_made_and_queried_by_processes_of_their_own(
     assert {n: silver.get(n) for n in of_merge} == {n: live.get(n) for n in of_merge}
     first = {name: [view.schema.names[0]] for name, view in Lake(river.settings).views.items()}
     assert counts == {name: river.reader.rows(name, own).num_rows for name, own in first.items()}
-    assert counts["merged"] > counts["late"] > 0
+    of_model = {
+        "merged": len(expected_silver(river.cases)),
+        "late": len(expected_late(river.cases)),
+    }
+    assert {name: counts[name] for name in of_model} == of_model
+    assert all(of_model.values())
     assert not [name for name in names if name.startswith("probe")], "what validate tried is gone"
 
 
