@@ -175,6 +175,7 @@ def test_what_looks_beyond_the_record_is_refused_with_its_reason(text: str, why:
             "list_filter(orders, lambda p: p.offset > 5)",
         ),
         ("len(list_transform(orders, p -> p.offset)) > 0", "lambda p: ..."),
+        ("len(list_transform(orders, p -> p.value->>'$.a')) > 0", "lambda p: ..."),
         ("`orders`[1].offset > 5", "double quotes"),
         ("size(`orders`) > 0", "double quotes"),
         ("merge_key rlike 'a'", "regexp_matches(x, 'a+')"),

@@ -123,7 +123,7 @@ def problem(
     columns = connection.table(ROWS).columns
     try:
         tree = _tree(connection, text)
-        read = set(Gate(connection, frozenset(map(str.lower, columns))).columns_of(tree))
+        read = set(Gate(connection, frozenset(map(str.lower, columns)), text).columns_of(tree))
         kind = str(connection.sql(query(text)).types[0])
     except RefusedError as error:
         return str(error), []
@@ -211,6 +211,7 @@ class Gate:
 
     connection: duckdb.DuckDBPyConnection
     columns: frozenset[str]
+    text: str
 
     @property
     def _catalog(self) -> _Catalog:
@@ -270,7 +271,7 @@ class Gate:
             return
         if within or name.lower() not in self.columns:
             raise RefusedError(
-                f"reads `{printable(name)}`, which is no column of a merge record{_hint(name)}"
+                f"reads `{printable(name)}`, which is no column of a merge record{_hint(self.text)}"
             )
         yield name.lower()
 
