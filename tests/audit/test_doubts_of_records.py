@@ -71,6 +71,8 @@ def test_the_unit_that_fits_is_named_whatever_is_configured(
     [
         ([5, NOW_MS, NOW_MS], None),  # most are what they should be
         ([NOW_MS - 19 * YEAR_MS] * 3, None),  # old, and not by decades
+        ([NOW_MS + YEAR_MS] * 3, None),  # refused, since in the future, and not by decades
+        ([NOW_MS + 30 * YEAR_MS] * 3, 3),
         ([NOW_MS - 30 * YEAR_MS] * 3, 3),  # perhaps they are so old: no unit fits
         (["1970-01-21"] * 3, 3),  # a text has no unit
         (["soon"] * 3, 3),

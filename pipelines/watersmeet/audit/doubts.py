@@ -340,6 +340,8 @@ def odd_times(
 
     `records`: the columns of `KAFKA`. `rules`: those by which the source is read.
     """
+    # A time that is refused since it lies in the future is near all the same, or it is not.
+    rules = replace(rules, max_future_ms=LAST_EVENT_TIME_MS)
     read = read_records(records, rules)
     if not are_odd(read):
         return
