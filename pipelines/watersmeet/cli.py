@@ -477,9 +477,11 @@ def forget(
 ) -> None:
     """Erase a key's records from every table; says where they are, and what holds them for longer
     and until when; changes data with --apply."""
-    from watersmeet.operations.forget import Forgetting, forgotten
+    from watersmeet.operations.forget import Forgetting, check_tombstone, forgotten
 
     with working("looks for the key in the lake") as reporter:
+        if tombstone:
+            check_tombstone(tenant)
         settings = load_settings(config)
         merge_key = arguments.parse_key(key, key_json)
         # A tombstone is sent for a key whose lake was lost, too.

@@ -25,6 +25,7 @@ from tests.support.cases import (
     keyed,
     rich_cases,
 )
+from tests.support.commands import in_process
 from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, fill_bronze
@@ -32,8 +33,7 @@ from tests.support.tenants import TENANTS, TenantModels, late_of, silver_of, ten
 from watersmeet.errors import ConfigurationError
 from watersmeet.lake import tables
 from watersmeet.lake.identity import begin_epoch
-from watersmeet.monitoring.observability import Reporter
-from watersmeet.operations.forget import Forgetting, forgotten
+from watersmeet.operations.forget import Forgetting
 from watersmeet.running.bronze_table import BronzeTable
 
 KEY = "a"
@@ -333,14 +333,16 @@ def test_of_what_was_refused_that_of_another_tenant_stays(new_lake: MakeLake, ki
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_a_tenant_where_there_are_none_and_a_tombstone_for_one_are_clear_errors(
-    new_lake: MakeLake, kind: str
-) -> None:
+def test_a_tenant_where_there_are_none_is_a_clear_error(new_lake: MakeLake, kind: str) -> None:
     lake = new_lake({0: Case({source: [] for source in SOURCES}, 100)})
     with pytest.raises(ConfigurationError, match="--tenant: this lake has no tenants"):
         Forgetting(lake.reader, lake.settings, KEY, "x")
-    with pytest.raises(
-        ConfigurationError,
-        match="--tombstone: it tells consumers that the key of every tenant is gone",
-    ):
-        forgotten(lake.settings, KEY, Reporter(), "x", has_tombstone=True)
+
+
+@pytest.mark.parametrize("options", [[], ["--apply"]])
+def test_a_tombstone_for_the_key_of_one_tenant_is_refused_before_anything_is_done(
+    tmp_path: Path, options: list[str]
+) -> None:
+    done = in_process("forget", KEY, "--tenant", "x", "--tombstone", *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--tombstone: it tells consumers that the key of every tenant is gone" in done.stderr

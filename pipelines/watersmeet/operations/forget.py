@@ -67,6 +67,16 @@ Places = Sequence[tuple[int, int]]
 """Partition and offset of records of one input."""
 
 
+def check_tombstone(tenant: str | None) -> None:
+    """Raise ConfigurationError for a tombstone of one tenant's key: it would be one of all."""
+    if tenant is not None:
+        raise ConfigurationError(
+            "it tells consumers that the key of every tenant is gone",
+            where="--tombstone",
+            fix="leave it out, or --tenant",
+        )
+
+
 def forgotten(
     settings: Settings,
     key: str,
@@ -78,15 +88,8 @@ def forgotten(
     """Forget the key, of one tenant or of all; return the answer of `forget --apply --json`.
 
     With a tombstone, the sink gets one for the key first, while the tables still say in which
-    partitions it was. Raises LeaseTakenError while another command changes the lake. Raises
-    ConfigurationError for a tombstone of one tenant's key, since it would apply to all tenants.
+    partitions it was. Raises LeaseTakenError while another command changes the lake.
     """
-    if has_tombstone and tenant is not None:
-        raise ConfigurationError(
-            "it tells consumers that the key of every tenant is gone",
-            where="--tombstone",
-            fix="leave it out, or --tenant",
-        )
     run = Run(settings, LAYERS, reporter, change=FORGET)
     forgetting = Forgetting(run.engine.reader, settings, key, tenant)
     # One that was killed, perhaps at its end, still has the layers.
