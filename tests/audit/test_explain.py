@@ -4,6 +4,7 @@ a time or a version."""
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -26,6 +27,7 @@ from watersmeet.ask.explain import explain
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.model import MergeRecord
 from watersmeet.core.times import utc
+from watersmeet.engine.choice import create_tables, open_engine
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
@@ -293,6 +295,16 @@ def test_what_was_known_is_told_again_as_of_its_time_and_version(river: River, k
         "records": [as_unpublished(record) for record in found["records"]],
     } == unpublished
     assert explain(reader, river.settings, key) != told
+
+
+def test_as_of_a_version_from_before_bronze_nothing_is_known_of_a_key(tmp_path: Path) -> None:
+    engine = open_engine(settings_for(tmp_path))
+    engine.create(engine.lake.layout[tables.SILVER])
+    time.sleep(0.01)
+    create_tables(engine)
+    found = explain(engine.reader, engine.lake.settings, "a", 0)
+    assert found["as_of"]["version"] == 0
+    assert found["records"] == found["quarantined"] == found["waiting"] == []
 
 
 class Counting(DeltaRsReader):

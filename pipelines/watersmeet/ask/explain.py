@@ -99,7 +99,10 @@ def explain(
     if as_of is not None and snapshot.exists(tables.SILVER):
         snapshot, found = moment(snapshot, as_of, "--as-of")
         answer["as_of"] = found._asdict()
-    if not snapshot.exists(tables.SILVER):
+    needed = (tables.SILVER, *map(tables.bronze, settings.sources))
+    missing = [name for name in needed if not snapshot.exists(name)]
+    # Silver's first version may be earlier than bronze's.
+    if tables.SILVER in missing or (missing and last_batch(snapshot) is None):
         nothing = ("records", "late", "duplicates", "quarantined", "waiting", "near")
         return answer | {name: [] for name in nothing}
     try:
