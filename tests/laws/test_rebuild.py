@@ -242,6 +242,21 @@ def test_with_tenants_it_ends_before_a_record_that_has_come_behind_the_last_deci
     assert_derived_again(lake, tmp_path / "again")
 
 
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_first_generation_that_has_merged_nothing_is_derived_again_as_nothing(
+    new_lake: MakeLake, tmp_path: Path
+) -> None:
+    lake = new_lake(rich_cases(1, 700))
+    lake.start()
+    lake.jump({tp_of(source, 0): 0 for source in SOURCES})
+    lake.arrive()
+    lake.merge()
+    again = tmp_path / "again"
+    found = rebuild(lake.reader, lake.settings, again, generation=0)
+    assert found["rebuilt"]["records"] == found["lake"]["records"] == 0
+    assert verify_against(lake.reader, reader_of(lake, again), lake.settings, again, 0)["ok"]
+
+
 def goes_on(_: BatchPlan) -> None:
     pass
 

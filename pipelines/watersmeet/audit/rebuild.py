@@ -152,7 +152,8 @@ def rebuild(
 def _version_of(evidence: Evidence) -> int:
     # A jump that has ended the generation has closed rows since its last batch.
     reader = evidence.reader
-    if evidence.following is None:
+    # One that has no batch before it, nor one of its own, has no rows in any version.
+    if evidence.following is None or evidence.last_batch < 0:
         return reader.version(tables.SILVER)
     version = BatchVersions(reader).of(evidence.last_batch)
     if version is not None:
