@@ -28,6 +28,7 @@ from watersmeet.kafka.registry import Registry
 
 pytestmark = [pytest.mark.promise("K60"), pytest.mark.fault("outage", "hostile")]
 READER: dict[str, Any] = {"type": "record", "name": "R", "fields": [{"name": "f", "type": "long"}]}
+TYPES = b'["AVRO"]'
 MEMORY_BYTES = 150 * 2**20
 """How much more memory this process and its children may have than before."""
 
@@ -137,6 +138,69 @@ def test_references_without_an_end_are_the_records_fate(name: str) -> None:
     assert answers.asked <= 101, "and nothing is asked for twice"
 
 
+ELSEWHERE = {"name": "T", "subject": "t", "version": 1}
+
+
+@pytest.mark.promise("C62")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<html>",
+        '{"schema": "{',
+        "[]",
+        "{}",
+        '{"error_code": 50001, "message": "not now"}',
+        *(json.dumps({"schema": text}) for text in (None, "", " ", 7, READER)),
+        json.dumps({"schema": as_text(READER).decode(), "references": [{}]}),
+    ],
+)
+@pytest.mark.parametrize("is_reference", [False, True])
+def test_an_answer_that_no_registry_gives_is_waited_out(answer: str, is_reference: bool) -> None:
+    refers = {**READER, "fields": [{"name": "f", "type": "T"}]}
+    whole = {"schema": json.dumps(refers), "references": [ELSEWHERE]}
+    kind = {**READER, "name": "T"}
+
+    def lie(to: BaseHTTPRequestHandler) -> None:
+        is_asked = is_reference == to.path.startswith("/subjects")
+        send(to, answer.encode() if is_asked else json.dumps(whole).encode())
+
+    def tell(to: BaseHTTPRequestHandler) -> None:
+        is_asked = is_reference == to.path.startswith("/subjects")
+        send(to, schema(kind) if is_asked else json.dumps(whole).encode())
+
+    answers = Answers(lie)
+    with serving(answers) as registry:
+        decode = avro_schema(as_text(READER), Path("x.avsc"), registry).decoder()
+        for _ in range(2):
+            with pytest.raises(RegistryUnreachableError, match="does not answer at http"):
+                decode(framed(1, b"\x02"))
+        answers.answer = tell
+        with suppress(RegistryUnreachableError):  # what its client keeps is forgotten
+            _ = registry[1]
+        assert json.loads(registry[1])["fields"][0]["name"] == "f"
+
+
+@pytest.mark.promise("C62")
+def test_a_server_that_is_no_registry_does_not_say_that_a_schema_is_unknown() -> None:
+    """Else records would be refused once `unknown_after` is over: a proxy may answer so while the
+    registry is away, and another path of its server at any time."""
+    answers = Answers(lambda to: send(to, b"<html>no such page</html>", 404))
+    with serving(answers) as registry:
+        for ask in (registry.check, lambda: registry[1]):
+            with pytest.raises(RegistryUnreachableError, match=r"\(HTTP status 404\)"):
+                ask()
+        answers.answer = lambda to: send(to, b"{}", 404 if "/ids/" in to.path else 200)
+        for ask in (registry.check, lambda: registry[1]):
+            with pytest.raises(RegistryUnreachableError, match="is not one of a schema registry"):
+                ask()
+
+
+def test_half_a_character_in_a_schema_is_kept_as_a_whole_one() -> None:
+    halved = json.dumps({"schema": as_text({**READER, "doc": "x"}).decode().replace("x", "\ud800")})
+    with serving(Answers(lambda to: send(to, halved.encode()))) as registry:
+        assert json.loads(registry[1].encode()) == {**READER, "doc": "?"}
+
+
 def test_a_schema_that_is_too_large_is_the_records_fate() -> None:
     with serving(Answers(lambda to: send(to, schema({**READER, "doc": "x" * 2**21})))) as registry:
         with pytest.raises(UndecodableError, match="has more than 1,048,576 bytes"):
@@ -176,7 +240,7 @@ def test_a_registry_that_answers_is_asked_by_one_process_that_ends_with_this_one
     def answer(to: BaseHTTPRequestHandler) -> None:
         if to.path.endswith("/ids/4711"):
             return send(to, b'{"error_code": 40403, "message": "no"}', 404)
-        return send(to, schema(READER))
+        return send(to, TYPES if to.path.endswith("/types") else schema(READER))
 
     with serving(Answers(answer)) as registry:
         assert json.loads(registry[1]) == READER

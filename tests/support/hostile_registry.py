@@ -96,6 +96,8 @@ class HostileGate:
             "is silent": self._keep_silent,
             "floods": flood,
             "floods, packed": packed_flood(),
+            "says something else": lambda to: send(to, b'{"error_code": 50001}'),
+            "has nothing": lambda to: send(to, b"", 404),
             "fails": lambda to: send(to, b"{", 500),
             "sends elsewhere": lambda to: send(to, b"", 302, Location=f"http://{HOST}:9/"),
             "hangs up": lambda to: to.connection.close(),

@@ -38,7 +38,6 @@ DEADLINE_S: Final = 6.0
 QUIET_S: Final = 5.0
 """Seconds for which a registry that failed is not asked again: a stop waits for one answer."""
 
-_NOT_FOUND: Final = 404
 _REFUSALS: Final = frozenset([401, 403, 407])
 
 _texts = Recent[str](avro_schema.MAX_SCHEMAS_BYTES)
@@ -128,8 +127,8 @@ class Registry(Mapping[int, str]):
         match _helper().ask({"url": url, "options": options, "schema_id": schema_id, **bounds}):
             case {"text": text, "references": references}:
                 return avro_schema.self_contained(text, references)
-            case {"status": status} if status == _NOT_FOUND and schema_id is not None:
-                raise UnknownWriterSchemaError(url, schema_id)
+            case {"unknown": unknown}:
+                raise UnknownWriterSchemaError(url, unknown)
             case answer if (error := _failure(url, answer)) is not None:
                 raise error
         return None

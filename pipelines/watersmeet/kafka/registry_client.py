@@ -22,6 +22,8 @@ MEMORY_BYTES: Final = 256 * 2**20
 """Memory that an answer may take, unpacked and read, beyond what the process has when it begins."""
 
 TOO_LARGE: Final = "its answer is too large"
+_OTHER: Final = "its answer is not one of a schema registry"
+_NOT_FOUND: Final = 404
 
 MAX_REFERENCES: Final = 100
 """Maximum number of other schemas that a schema may refer to, directly and through others."""
@@ -81,27 +83,56 @@ def client_of(url: str, options: dict[str, str], timeout_s: float) -> Any:
 def _answer(
     url: str, options: dict[str, str], timeout_s: float, schema_id: int | None, max_bytes: int
 ) -> dict[str, Any]:
-    # A schema's `text` and `references`; or an HTTP `status`, what is wrong with the `options`,
-    # `tls` or another `trouble`; nothing where no schema was asked for.
+    # A schema's `text` and `references`, or that it is `unknown`; or an HTTP `status`, what is
+    # wrong with the `options`, `tls` or another `trouble`; nothing where no schema was asked for.
     from confluent_kafka.schema_registry import SchemaRegistryError
 
+    name = json.dumps([url, options])
     try:
-        name = json.dumps([url, options])
         client = _clients[name] = _clients.get(name) or client_of(url, options, timeout_s)
         if schema_id is None:
-            client.get_schema_types()
+            _check(client)
             return {}
-        return _schema(client, schema_id, max_bytes)
+        try:
+            return _schema(client, schema_id, max_bytes)
+        except SchemaRegistryError as error:
+            if error.http_status_code != _NOT_FOUND:
+                raise
+        _check(client)  # a proxy does not have the schema either, nor has another path of a server
+        return {"unknown": schema_id}
     except OptionsError as error:
         return {"options": error.reason}
     except SchemaRegistryError as error:
         return {"status": error.http_status_code}
+    except _OtherAnswerError:
+        del _clients[name]  # it keeps what it was answered
+        return {"trouble": _OTHER}
     except Exception as error:  # of the HTTP library, which depends on the client's version
         if _is_caused_by(error, MemoryError):
             return {"trouble": TOO_LARGE}
         if _is_caused_by(error, ssl.SSLError):
             return {"tls": True}
         return {"trouble": type(error).__name__}
+
+
+class _OtherAnswerError(Exception):
+    """An answer that no registry gives, though a server may in its place."""
+
+
+class _EndlessError(Exception):
+    """References have no end, or are too many."""
+
+
+def _check(client: Any) -> None:
+    if not isinstance(client.get_schema_types(), list):
+        raise _OtherAnswerError
+
+
+def _text(schema: Any) -> str:
+    text = schema.schema_str
+    if not isinstance(text, str) or not text.strip():
+        raise _OtherAnswerError
+    return text.encode(errors="replace").decode()  # a table takes no half of a character
 
 
 def _schema(client: Any, schema_id: int, max_bytes: int) -> dict[str, Any]:
@@ -111,11 +142,11 @@ def _schema(client: Any, schema_id: int, max_bytes: int) -> dict[str, Any]:
     references: dict[tuple[str, int], str] = {}
     try:
         _collect(client, schema.references or [], references, ())
-    except RecursionError:
+    except _EndlessError:
         references = {}
     if sum(map(len, references.values())) > max_bytes:
         references = {}
-    return {"text": str(schema.schema_str)[: max_bytes + 1], "references": [*references.values()]}
+    return {"text": _text(schema)[: max_bytes + 1], "references": [*references.values()]}
 
 
 def _collect(
@@ -124,15 +155,17 @@ def _collect(
     texts: dict[tuple[str, int], str],
     inside: tuple[tuple[str, int], ...],
 ) -> None:
-    # Each after what it refers to. Raises RecursionError where they have no end, or are too many.
+    # Each after what it refers to. Raises _EndlessError where they have no end, or are too many.
     for reference in references:
         version = (reference.subject, reference.version)
+        if not isinstance(version[0], str) or not isinstance(version[1], int):
+            raise _OtherAnswerError
         if version in inside or len(texts) + len(inside) >= MAX_REFERENCES:
-            raise RecursionError
+            raise _EndlessError
         if version not in texts:
             schema = client.get_version(*version, deleted=True).schema
             _collect(client, schema.references or [], texts, (*inside, version))
-            texts[version] = str(schema.schema_str)
+            texts[version] = _text(schema)
 
 
 def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
