@@ -103,8 +103,7 @@ class Bronze:
         offsets = self.next_offsets.checked(self.input, beyond)
         self._notify_progress(offsets)
         erased = read_erased(self._engine.reader, self.input, offsets)
-        schemas = self.table.schemas
-        source = kafka_input(self.settings, self.input, schemas.given_up, erased, schemas.allowed)
+        source = kafka_input(self.settings, self.input, erased, self.table.schemas)
         source = replace(source, leader_epochs=leader_epochs)
         return _Reading(source, offsets, self.settings.kafka.max_offsets_per_batch, beyond)
 

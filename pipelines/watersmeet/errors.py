@@ -140,6 +140,17 @@ class UnknownWriterSchemaError(RegistryError):
         )
 
 
+class OtherWriterSchemaError(RegistryError):
+    """The registry has another schema under an id than the lake has met there."""
+
+    def __init__(self, url: str, schema_id: int) -> None:
+        super().__init__(
+            f"the schema registry at {address_of(url)} has another schema {schema_id} than records "
+            "of the lake were written with",
+            fix="name the registry that has those in the source's registry, or restore it",
+        )
+
+
 class RegistryAccessError(RegistryError):
     """The registry refused the client, or it lacks a permission. Waiting does not help."""
 

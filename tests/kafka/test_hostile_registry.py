@@ -226,9 +226,9 @@ def test_any_number_of_large_schemas_takes_little_memory() -> None:
 def test_a_source_that_takes_no_further_schemas_asks_for_none() -> None:
     answers = Answers(lambda to: send(to, schema(READER)))
     with serving(answers) as registry:
-        full = Registry(registry._settings, allowed=[1])
+        full = Registry(registry._settings, kept={1: as_text(READER).decode()}, is_full=True)
         assert [json.loads(full[1]), full[2], full[3]] == [READER, EXCESS, EXCESS]
-        assert answers.asked == 1
+        assert answers.asked == 0
         few = Registry(registry._settings, most=2)
         assert [few[n] == EXCESS for n in (1, 2, 3, 2, 4)] == [False, False, True, False, True]
         decode = avro_schema(as_text(READER), Path("x.avsc"), full).decoder()

@@ -347,7 +347,7 @@ def test_a_batch_that_fails_in_one_range_leaves_no_file_of_the_others(
     lake = begin(new_lake, kafka, f"one-range-{kills}", cases)
     read(lake.owner(), lake, "orders")
     orders = lake.input_of("orders")
-    whole = kafka_input(lake.settings, orders, frozenset())
+    whole = kafka_input(lake.settings, orders)
     failing = FailingInput(**vars(whole), kills=kills)
     folder = Path(folder_of(lake.settings), tables.bronze("orders"))
     before = sorted(folder.rglob("*.parquet"))

@@ -210,6 +210,16 @@ def self_contained(text: str, references: Sequence[str]) -> str:
         return text
 
 
+def is_same(text: str, other: str) -> bool:
+    """Return True if two schemas are equal, however they are spelled."""
+    if text == other:
+        return True
+    try:
+        return bool(parsed(orjson.loads(text)).schema == parsed(orjson.loads(other)).schema)
+    except Exception:  # a parser may raise anything
+        return False
+
+
 # -- values
 
 

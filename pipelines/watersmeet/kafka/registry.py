@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Final, cast
 
 from watersmeet.configuration.sources import RegistrySettings
@@ -48,14 +49,16 @@ def rules_of(
     settings: Settings,
     source: str,
     given_up: Collection[int] = (),
-    allowed: Collection[int] | None = None,
+    kept: Mapping[int, str] = MappingProxyType({}),
     *,
+    is_full: bool = False,
     most: int | None = None,
 ) -> ReadingRules:
     """Return the rules for reading a source's records, with its `Registry` where it has one."""
     rules = settings.reading_rules(source)
     if isinstance(rules.schema, AvroSchema) and source in settings.registries:
-        writers = Registry(settings.registries[source], given_up, allowed, most)
+        registry = settings.registries[source]
+        writers = Registry(registry, given_up, kept, is_full=is_full, most=most)
         rules = replace(rules, schema=replace(rules.schema, writers=writers))
     return rules
 
@@ -63,8 +66,9 @@ def rules_of(
 class Registry(Mapping[int, str]):
     """The schemas of a registry by id, each with all that it refers to. It pickles.
 
-    `given_up`: ids that have been waited for long enough (`UNKNOWN` if there is none). `allowed`:
-    ids that the source takes, and `most`: how many are asked for; any other schema is `EXCESS`.
+    `given_up`: ids that have been waited for long enough (`UNKNOWN` if there is none). `kept`:
+    schemas by id for which the registry is not asked. `is_full`: the source takes no others, and
+    `most`: how many are asked for; any other schema is `EXCESS`.
 
     To ask for one raises a RegistryError, or ConfigurationError for options that it does not take.
     """
@@ -73,19 +77,24 @@ class Registry(Mapping[int, str]):
         self,
         settings: RegistrySettings,
         given_up: Collection[int] = (),
-        allowed: Collection[int] | None = None,
+        kept: Mapping[int, str] = MappingProxyType({}),
+        *,
+        is_full: bool = False,
         most: int | None = None,
     ) -> None:
         self._settings = settings
         self._name = settings.model_dump_json()
         self._given_up = frozenset(given_up)
-        self._allowed = None if allowed is None else frozenset(allowed)
+        self._kept = dict(kept)
+        self._is_full = is_full
         self._most = most
         self._missing: set[int] = set()
         self._named: set[int] = set()
 
     def __getitem__(self, schema_id: int) -> str:
-        if self._allowed is not None and schema_id not in self._allowed:
+        if schema_id in self._kept:
+            return self._kept[schema_id]
+        if self._is_full:
             return EXCESS
         if schema_id not in self._named:
             if self._most is not None and len(self._named) >= self._most:

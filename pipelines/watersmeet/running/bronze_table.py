@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -30,17 +30,17 @@ from watersmeet.settings import Settings
 def kafka_input(
     settings: Settings,
     input_id: InputId,
-    given_up: Collection[int] = (),
     erased: Mapping[int, Int64s] = MappingProxyType({}),
-    allowed: Collection[int] | None = None,
+    schemas: WriterSchemas | None = None,
 ) -> KafkaInput:
     """Return how an input is read from Kafka.
 
-    `given_up`, `allowed`: see `Registry`. `erased`: offsets by partition whose records are read as
-    `forget` leaves them. A batch of more schemas than a source takes is read again, so the registry
-    is asked for no more of them.
+    `erased`: offsets by partition whose records are read as `forget` leaves them. `schemas`: what
+    the lake knows of the schemas of records. A batch of more schemas than a source takes is read
+    again, so the registry is asked for no more of them.
     """
-    rules = rules_of(settings, input_id.source, given_up, allowed, most=MAX_SCHEMAS)
+    kept, is_full = (schemas.texts, schemas.is_full) if schemas else ({}, False)
+    rules = rules_of(settings, input_id.source, kept=kept, is_full=is_full, most=MAX_SCHEMAS)
     return KafkaInput(input_id, settings.kafka, rules, dict(erased))
 
 

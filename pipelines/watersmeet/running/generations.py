@@ -55,6 +55,7 @@ from watersmeet.running.correcting import Correcting
 from watersmeet.running.next_offsets import NextOffsets
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.running.published_parts import offsets_out, passed_over
+from watersmeet.running.writer_schemas import ReadAgainError
 from watersmeet.settings import Settings
 
 # -- the first generation
@@ -390,22 +391,25 @@ class Jump:
             return
         bronze = BronzeTable(self.owner, self.settings, input_id)
         erased = read_erased(self._reader, input_id, {p: since for p, (since, _) in ranges.items()})
-        source = kafka_input(self.settings, input_id, erased=erased)
         between = {
             p: own[(own >= ranges[p][0]) & (own < ranges[p][1])]
             for p, own in existing.items()
             if p in ranges
         }
-        source = replace(source, existing=between)
         while ranges:
-            with self.owner.engine.taken(source, ranges, bronze.summary) as batch:
+            bronze.schemas.recover()
+            source = kafka_input(self.settings, input_id, erased, bronze.schemas)
+            source = replace(source, existing=between)
+            taken = self.owner.engine.taken(source, ranges, bronze.summary)
+            with suppress(ReadAgainError), taken as batch:
                 counts = BatchCounts(batch.groups)
                 if counts.records:
                     fault_point("reset.read")
                     beyond = of_bronze.beyond_rows(input_id)
                     bronze.append(batch.rows, counts, beyond)
-            reached = batch.reached
-            ranges = {p: (reached[p], end) for p, (_, end) in ranges.items() if reached[p] < end}
+                reached = batch.reached
+                left = {p: (reached[p], end) for p, (_, end) in ranges.items()}
+                ranges = {p: (since, end) for p, (since, end) in left.items() if since < end}
 
     def _existing(
         self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]

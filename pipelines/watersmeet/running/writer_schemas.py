@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES, UNKNOWN
-from watersmeet.errors import unknown_schema_of
+from watersmeet.core.avro_schema import MAX_SCHEMAS, MAX_SCHEMAS_BYTES, UNKNOWN, is_same
+from watersmeet.errors import OtherWriterSchemaError, unknown_schema_of
 from watersmeet.kafka.registry import Registry
 from watersmeet.lake import tables
 from watersmeet.lake.schemas import FULL, KeptSchemas
@@ -17,8 +17,10 @@ from watersmeet.settings import Settings
 log = logging.getLogger("watersmeet")
 
 
-class NoRoomError(Exception):
-    """Error for a batch with a schema for which the source has no room: it is to be read again."""
+class ReadAgainError(Exception):
+    """Error for a batch with a schema for which the source has no room, or that was given up and is
+    there now: it is to be read again.
+    """
 
 
 @dataclass
@@ -26,7 +28,8 @@ class WriterSchemas:
     """The rows of `writer_schemas` for a source. Records name no schemas without a registry.
 
     A schema that the registry does not have stops the input until it is there. After
-    `registry.unknown_after` it is given up, for good: its records are then refused.
+    `registry.unknown_after` it is given up: its records are then refused, until it is there. One
+    that the lake has stands for ever: records of it are read by it, whatever the registry says now.
 
     A source takes the first schemas that its records name, up to `MAX_SCHEMAS` of them, or
     `MAX_SCHEMAS_BYTES`. Which these are is kept, so it is decided once, whatever reads them again.
@@ -37,36 +40,66 @@ class WriterSchemas:
     source: str
     given_up: set[int] = field(default_factory=set)
     """Ids of schemas that are no longer waited for."""
-    allowed: frozenset[int] | None = None
-    """Ids of the only schemas that records may be written with; None while there is room."""
-    _sizes: dict[int, int] = field(default_factory=dict)
-    """Length of each schema that `writer_schemas` is known to have."""
+    is_full: bool = False
+    """True where records may be written with no other schemas than those that the lake has."""
+    _kept: dict[int, str] = field(default_factory=dict)
+    """The schemas that `writer_schemas` is known to have, by id."""
+    _checked: set[int] = field(default_factory=set)
+    """Ids of those that the registry was asked for, too."""
     _waiting_since: int | None = None
     """Time (epoch ms) since which the input has waited for schemas that the registry does not have.
     """
 
     def recover(self) -> None:
         """Read which schemas the lake has given up, and whether it takes further ones."""
-        kept = self._kept()
+        kept = self._read()
         if self._unknown_after_ms is not None:
             self.given_up |= kept.given_up
-        if FULL in kept:
-            self.allowed = frozenset(self._sizes)
+        self.is_full = FULL in kept
+
+    @property
+    def texts(self) -> dict[int, str]:
+        """The schemas by id that records are read by, `UNKNOWN` for those that are given up."""
+        given_up = () if self.is_full else self.given_up
+        return {**dict.fromkeys(given_up, UNKNOWN), **self._kept}
 
     def keep(self, ids: Sequence[int]) -> None:
         """Add the schemas with these ids to `writer_schemas`, if it lacks them.
 
-        Raises NoRoomError if not all of them have room there: the first ones are added.
+        Raises ReadAgainError if not all of them have room there, in which case the first ones are
+        added, or if one of them had been given up; OtherWriterSchemaError if the registry has
+        another one than the lake.
         """
-        if self.allowed is not None or self._sizes.keys() >= {*ids}:
+        ids = [i for i in ids if i not in self._checked and (i in self._kept or not self.is_full)]
+        if not ids:
             return
-        known = {*self._kept()}
-        registry = Registry(self.settings.registries[self.source], self.given_up)
-        texts: dict[int, str | None] = {}
-        size = sum(self._sizes.values())
+        known = {*self._read()}
+        registry_settings = self.settings.registries[self.source]
+        registry = Registry(registry_settings, self.given_up | self._kept.keys())
+        for schema_id in self._kept.keys() & ids:
+            self._check(schema_id, registry[schema_id])
+        texts = self._new_texts([i for i in ids if i not in self._kept], known, registry)
+        if texts:
+            self._note(texts)
+        if FULL in texts:
+            log.warning("%s takes no further schemas: records of others are refused", self.source)
+            raise ReadAgainError
+        self._kept |= texts
+        self._checked |= texts.keys()
+        if not self.given_up.isdisjoint(texts):
+            raise ReadAgainError
+
+    def _check(self, schema_id: int, text: str) -> None:
+        # Where the registry no longer has a schema, the lake's own stands.
+        if text != UNKNOWN and not is_same(text, self._kept[schema_id]):
+            raise OtherWriterSchemaError(self.settings.registries[self.source].url, schema_id)
+        self._checked.add(schema_id)
+
+    def _new_texts(self, ids: Sequence[int], known: set[int], registry: Registry) -> dict[int, str]:
+        # `FULL` is among them where not all have room.
+        texts: dict[int, str] = {}
+        size = sum(map(len, self._kept.values()))
         for schema_id in ids:
-            if schema_id in self._sizes:
-                continue
             if FULL in known or (schema_id not in known and len(known) >= MAX_SCHEMAS):
                 texts[FULL] = UNKNOWN
                 break
@@ -79,17 +112,12 @@ class WriterSchemas:
                 break
             texts[schema_id] = text
             known.add(schema_id)
-        if texts:
-            self._note(texts)
-        if FULL in texts:
-            log.warning("%s takes no further schemas: records of others are refused", self.source)
-            raise NoRoomError
-        self._sizes |= {schema_id: len(text or "") for schema_id, text in texts.items()}
+        return texts
 
-    def _kept(self) -> KeptSchemas:
-        """Return the schemas that the lake keeps by now, and note their sizes."""
+    def _read(self) -> KeptSchemas:
+        """Return the schemas that the lake keeps by now, and note their texts."""
         kept = KeptSchemas(self.owner.engine.reader, self.source)
-        self._sizes |= {schema_id: len(text) for schema_id, text in kept.items() if text}
+        self._kept |= {schema_id: text for schema_id, text in kept.items() if text}
         return kept
 
     def note_failure(self, failure: Exception) -> bool:
@@ -98,7 +126,7 @@ class WriterSchemas:
         Once the input has waited for `registry.unknown_after`, the schema is given up. Return True
         if it is, or if there was no room for a schema: reading that begins again does without it.
         """
-        if isinstance(failure, NoRoomError):
+        if isinstance(failure, ReadAgainError):
             return True
         schema_id = unknown_schema_of(failure)
         if schema_id is None:
@@ -106,7 +134,7 @@ class WriterSchemas:
         if schema_id in self.given_up:
             return True
         now = now_ms()
-        kept = self._kept()
+        kept = self._read()
         since = kept.waiting.get(schema_id)
         if since is None:
             if len(kept) >= MAX_SCHEMAS:
@@ -132,7 +160,7 @@ class WriterSchemas:
         """Note that the input waits for no schema."""
         self._waiting_since = None
 
-    def _note(self, texts: Mapping[int, str | None]) -> None:
+    def _note(self, texts: Mapping[int, str | None] | Mapping[int, str]) -> None:
         """Append schemas to `writer_schemas`, by id: their text, None or `UNKNOWN`.
 
         None: the source waits for the schema. `UNKNOWN`: it no longer does.
